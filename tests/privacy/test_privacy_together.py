@@ -30,6 +30,10 @@ REFUSED = {
     "zeno++": "zeno++ needs more than their sum",
     "adaptive-top-k": "adaptive-top-k needs more than their sum",
     "prunefl": "parties send more than updates of a model",
+    "least-squares": "parties send more than updates of a model",
+    "logistic-regression": "parties send more than updates of a model",
+    "linear-svm": "parties send more than updates of a model",
+    "kernel-svm": "parties send more than updates of a model",
     "naive-bayes": "parties send more than updates of a model",
     "id3": "parties send more than updates of a model",
 }

@@ -1,6 +1,10 @@
-"""Classical models: naive Bayes and decision trees, learned from sums of counts."""
+"""Classical models, learned from sums: linear models, naive Bayes and decision trees."""
 
 from hansa.classical.id3 import ID3
+from hansa.classical.inference import Coefficient, coefficients
+from hansa.classical.linear import KernelSVM, LeastSquares, LinearSVM, LogisticRegression
 from hansa.classical.naive_bayes import GaussianNB
 
-__all__ = ["ID3", "GaussianNB"]
+__all__ = [
+    "ID3", "Coefficient", "GaussianNB", "KernelSVM", "LeastSquares", "LinearSVM", "LogisticRegression", "coefficients",
+]  # fmt: skip

@@ -1,0 +1,274 @@
+"""Linear models, exact over the federation: least squares, logistic regression and support vector machines."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hansa.classical import inference, newton
+from hansa.classical.convex_sums import MOST_FEATURES, ConvexSums, Features
+from hansa.core import rng
+from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.errors import ConfigError, DataError
+from hansa.core.federation import Federation
+from hansa.core.objective import Objective
+from hansa.core.op import Payload
+from hansa.core.params import Params
+from hansa.core.predictor import Predictor
+from hansa.core.registry import register
+
+log = logging.getLogger("hansa")
+CONVERGED = 1e-18  # the decrease of the mean loss that the quadratic model still promises, where a run ends
+ROUNDED = 1e-10  # the same, where a further step does not promise less: sums are rounded, masked ones more so
+SEPARATED = 0.1  # a last step that still changes a score by this much on average belongs to no finite optimum
+
+
+class Sums(NamedTuple):
+    """What a round learns, as means over all samples; `hessian` in blocks."""
+
+    n: int
+    loss: float
+    gradient: Tensor
+    hessian: Tensor
+
+    @classmethod
+    def of(cls, sums: Mapping[str, Tensor]) -> Sums:
+        n = int(sums["count"])
+        return cls(n, float(sums["loss"]) / n, sums["gradient"].cpu() / n,
+                   sums["hessian"].cpu() / n if "hessian" in sums else torch.empty(0))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LinearModel(Algorithm):
+    """Base of linear models: Newton's method on sums of the loss, its gradient and its Hessian over all parties.
+
+    The objective is the mean loss over all samples, plus ridge/2 ||w||^2, plus l1 ||w||_1: it does not depend on how
+    the samples are divided among parties. Each round asks all parties once.
+    """
+
+    ridge: float = 0.0
+    l1: float = 0.0
+    intercept: bool = True
+    trains: ClassVar[bool] = False
+    participation: ClassVar[Literal["cohort", "all", "own"]] = "all"
+    penalised: ClassVar[bool] = False  # whether the penalties include the intercept
+    takes_numbers: ClassVar[bool] = False  # whether targets may be numbers
+
+    def __post_init__(self) -> None:
+        for name in ("ridge", "l1"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{self.name}: {name} must be a number from 0, got {getattr(self, name)}")
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return frozenset({"reduce"})
+
+    def op(self, slots: Mapping[str, Any]) -> ConvexSums:
+        """The ask of a round."""
+        raise TypeError(f"the linear model {self.name!r} does not define op()")
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if not self.takes_numbers and problem.classes is None:
+            raise ConfigError(
+                f"{self.name} is a classifier: it needs class numbers (whole numbers) as targets; for numbers use "
+                "least-squares"
+            )
+
+    def init(self, problem: Problem) -> State:
+        columns, classes = math.prod(problem.shape), problem.classes
+        slots = {"columns": columns, "classes": classes, "key": rng.key(problem.seed, "linear model"), "done": False}
+        rows = 1 if classes is None or classes == 2 else classes
+        width = self.op(slots).features.width(columns)
+        return State(Params.none(), slots={**slots, "w": torch.zeros(rows, width, dtype=torch.float64)})
+
+    async def round(self, fed: Federation, state: State) -> State:
+        op, at = self.op(state.slots), state.slots["w"]
+        got = await fed.reduce(op, {"w": at})
+        return state.replace(**self.next(op, state.slots, at, Sums.of(got.sums)))
+
+    def next(self, op: ConvexSums, slots: Mapping[str, Any], at: Tensor, sums: Sums) -> dict[str, Any]:
+        """The slots after the sums at a point are known: a step of Newton's method from it, or a shorter step to it."""
+        penalty = self._penalty(at)
+        value = sums.loss + penalty.value(at)
+        rounded = ROUNDED * max(1.0, abs(value))  # what sums may be wrong by
+        promised = -slots.get("slope", 0.0) * slots.get("length", 1.0)
+        if promised > rounded and sums.n == slots["count"] and value > slots["value"] - newton.ARMIJO * promised:
+            length = slots["length"] / 2
+            return {"w": slots["accepted"] + length * slots["step"], "length": length}
+        hessian = newton.whole_hessian(sums.hessian, len(at))
+        free = slots["free"] if "free" in slots else self._free(sums.hessian[0], at)
+        sizes = slots["sizes"] if "sizes" in slots else sums.hessian[0].diagonal().sqrt()
+        if op.loss == "logistic" and len(at) > 1 and not self.l1:
+            hessian = hessian + newton.of_common_shift(hessian, len(at))
+        step = newton.step(at, sums.gradient, hessian, penalty, free)
+        slope = newton.slope(at, step, sums.gradient, penalty)
+        slow = "slope" in slots and slope < slots["slope"] / 4  # Newton's steps shrink faster, except by rounding
+        done = -slope <= CONVERGED * max(1.0, abs(value)) or (slow and -slope <= rounded)
+        facts: dict[str, Any] = {}
+        if not self.ridge and not self.l1 and (op.loss == "logistic" or slots["classes"] is None):
+            if done and op.loss == "logistic":
+                self._check_separation((step * sizes).abs())
+            left = 2 * (sums.loss + slope / 2) * sums.n if op.loss == "squared" else None
+            facts = inference.facts(at + step, hessian * sums.n, sums.n, free, left)
+        return {"w": at + step, "accepted": at, "step": step, "length": 1.0, "slope": slope, "value": value,
+                "count": sums.n, "free": free, "sizes": sizes, "done": done, "facts": facts}  # fmt: skip
+
+    def _penalty(self, w: Tensor) -> newton.Penalty:
+        ones = torch.ones_like(w)
+        if self.intercept and not self.penalised:
+            ones[:, 0] = 0
+        return newton.Penalty(self.ridge * ones, self.l1 * ones)
+
+    def _free(self, gram: Tensor, w: Tensor) -> Tensor:
+        """The entries of W that are learned; without penalties, a column that depends on others keeps the value 0."""
+        free = torch.ones_like(w, dtype=torch.bool)
+        if self.ridge or self.l1:
+            return free
+        fixed = newton.aliased(gram)
+        if bool(fixed.any()):
+            log.warning(
+                "%s: %s is constant or a combination of other columns, so its coefficient stays 0; with ridge > 0 such "
+                "columns would share the effect", self.name, self._columns(fixed),
+            )  # fmt: skip
+        return free & ~fixed
+
+    def _columns(self, which: Tensor) -> str:
+        """The numbers of some columns, as text."""
+        numbers = [f"column {at - self.intercept}" if at >= self.intercept else "the intercept"
+                   for at in which.nonzero().flatten().tolist()]  # fmt: skip
+        return ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+
+    def _check_separation(self, moved: Tensor) -> None:
+        """Refuse classes that are separated: the likelihood has no maximum, and coefficients grow without end."""
+        growing = (moved > SEPARATED).any(0)
+        if bool(growing.any()):
+            raise DataError(
+                f"{self.name}: {self._columns(growing)} separates the classes, so that the coefficients grow without "
+                "end; set ridge above 0, or leave the column out"
+            )
+
+    def finished(self, state: State) -> bool:
+        return bool(state.slots["done"])
+
+    def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
+        slots = state.slots
+        return "linear", {"w": slots["w"], "features": self.op(slots).features._asdict(),
+                          "classes": slots["classes"], "facts": slots.get("facts", {})}  # fmt: skip
+
+
+@register("least-squares")
+@dataclass(frozen=True)
+class LeastSquares(LinearModel):
+    """Least squares, ridge and elastic net over all samples; one round is exact, a second one removes rounding.
+
+    With `ridge` and `l1` the model is that of scikit-learn's ElasticNet with alpha = ridge + l1 and l1_ratio =
+    l1 / alpha; with `ridge` alone that of Ridge with alpha = ridge * n. Without penalties coefficients have standard
+    errors and p-values (`hansa.classical.coefficients`). Classes are fitted as 1 and -1, one against the rest, as in
+    RidgeClassifier.
+    """
+
+    takes_numbers: ClassVar[bool] = True
+
+    def op(self, slots: Mapping[str, Any]) -> ConvexSums:
+        return ConvexSums("squared", self.intercept)
+
+
+@register("logistic-regression")
+@dataclass(frozen=True)
+class LogisticRegression(LinearModel):
+    """Logistic regression over all samples by Newton's method; multinomial for more than two classes.
+
+    With `ridge`, that of scikit-learn's LogisticRegression with C = 1 / (ridge * n). Without penalties coefficients
+    have standard errors and p-values, and separated classes are refused: their likelihood has no maximum (Albert and
+    Anderson 1984).
+    """
+
+    def op(self, slots: Mapping[str, Any]) -> ConvexSums:
+        return ConvexSums("logistic", self.intercept)
+
+
+@dataclass(frozen=True)
+class VectorMachine(LinearModel):
+    """Base of support vector machines: one against the rest, all weights penalised, as in LIBLINEAR."""
+
+    ridge: float = 0.01
+    loss: str = "squared-hinge"
+    penalised: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss not in ("squared-hinge", "hinge"):
+            raise ConfigError(f"{self.name}: loss must be 'squared-hinge' or 'hinge', got {self.loss!r}")
+        if not self.ridge:
+            raise ConfigError(f"{self.name}: ridge must be above 0; it sets the width of the margin")
+        if self.l1 and self.loss == "hinge":
+            raise ConfigError(f"{self.name}: l1 needs the loss 'squared-hinge'; the hinge loss is learned without it")
+
+    def next(self, op: ConvexSums, slots: Mapping[str, Any], at: Tensor, sums: Sums) -> dict[str, Any]:
+        if self.loss == "squared-hinge":
+            return super().next(op, slots, at, sums)
+        t = slots.get("t", 0) + 1
+        moved = at - (sums.gradient + self.ridge * at) / (self.ridge * t)
+        mean = moved if t == 1 else slots["mean"] + 2 / (t + 1) * (moved - slots["mean"])
+        return {"w": moved, "mean": mean, "t": t}
+
+    def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
+        name, payload = super().predictor(state)
+        return name, {**payload, "w": state.slots.get("mean", state.slots["w"])}
+
+
+@register("linear-svm")
+@dataclass(frozen=True)
+class LinearSVM(VectorMachine):
+    """A linear support vector machine over all samples: squared hinge by Newton's method, or hinge by subgradients.
+
+    That of scikit-learn's LinearSVC with C = 1 / (ridge * n). The hinge loss takes one subgradient step of the size
+    1 / (ridge t) in round t (Shalev-Shwartz et al. 2007); its model is the average of the steps, weighted by t
+    (Lacoste-Julien, Schmidt and Bach 2012).
+    """
+
+    def op(self, slots: Mapping[str, Any]) -> ConvexSums:
+        return ConvexSums(self.loss, self.intercept)
+
+
+@register("kernel-svm")
+@dataclass(frozen=True)
+class KernelSVM(VectorMachine):
+    """A support vector machine with a Gaussian kernel, by random Fourier features that all parties share.
+
+    Rahimi and Recht 2007: the kernel exp(-gamma ||x - x'||^2) is estimated by `features` cosines. `gamma` 0 stands for
+    1 / number of columns. Scale the columns first.
+    """
+
+    features: int = 256
+    gamma: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.features <= MOST_FEATURES:
+            raise ConfigError(f"{self.name}: features must be from 1 to {MOST_FEATURES}, got {self.features}")
+        if not 0 <= self.gamma < math.inf:
+            raise ConfigError(f"{self.name}: gamma must be above 0, or 0 for 1 / columns, got {self.gamma}")
+
+    def op(self, slots: Mapping[str, Any]) -> ConvexSums:
+        gamma = self.gamma or 1 / max(1, slots["columns"])
+        return ConvexSums(self.loss, self.intercept, self.features, gamma, slots["key"])
+
+
+@register("linear")
+@dataclass(frozen=True)
+class LinearPredictor(Predictor):
+    """The scores of a linear model; for two classes those of class 0 are 0."""
+
+    def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
+        scores: Tensor = Features(**payload["features"]).of(x) @ payload["w"].to(x.device).T
+        if payload["classes"] == 2:
+            return torch.cat([torch.zeros_like(scores), scores], 1)
+        return scores
