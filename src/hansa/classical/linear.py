@@ -134,8 +134,8 @@ class LinearModel(Algorithm):
         fixed = newton.aliased(gram)
         if bool(fixed.any()):
             log.warning(
-                "%s: %s is constant or a combination of other columns, so its coefficient stays 0; with ridge > 0 such "
-                "columns would share the effect", self.name, self._columns(fixed),
+                "%s: constant, or a combination of other columns: %s; its coefficient stays 0 (with ridge above 0 such "
+                "columns would share their effect)", self.name, self._columns(fixed),
             )  # fmt: skip
         return free & ~fixed
 
@@ -150,8 +150,8 @@ class LinearModel(Algorithm):
         growing = (moved > SEPARATED).any(0)
         if bool(growing.any()):
             raise DataError(
-                f"{self.name}: {self._columns(growing)} separates the classes, so that the coefficients grow without "
-                "end; set ridge above 0, or leave the column out"
+                f"{self.name}: the classes are separated by {self._columns(growing)}, so that coefficients grow "
+                "without end; set ridge above 0, or leave such columns out"
             )
 
     def finished(self, state: State) -> bool:
