@@ -10,6 +10,8 @@ from hansa.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from hansa.algorithms.fedper import FedPer
 from hansa.algorithms.fedprox import FedProx
 from hansa.algorithms.fsvrg import FSVRG
+from hansa.algorithms.hypcluster import HypCluster
+from hansa.algorithms.ifca import IFCA
 from hansa.algorithms.prunefl import PruneFL
 from hansa.algorithms.qfedavg import QFedAvg, QFedSGD
 from hansa.algorithms.scaffold import Scaffold
@@ -18,6 +20,7 @@ from hansa.algorithms.zenopp import ZenoPlusPlus
 __all__ = [
     "EASGD",
     "FSVRG",
+    "IFCA",
     "AdaptiveTopK",
     "DecentralizedSGD",
     "FedAdagrad",
@@ -30,6 +33,7 @@ __all__ = [
     "FedProx",
     "FedSGD",
     "FedYogi",
+    "HypCluster",
     "OverlapSGD",
     "PruneFL",
     "QFedAvg",

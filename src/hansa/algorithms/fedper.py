@@ -30,6 +30,7 @@ class FedPer(FedAvg):
 
     layers: int = 1
     head: tuple[str, ...] = ()
+    whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.layers < 0:

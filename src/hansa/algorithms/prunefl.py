@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -39,6 +40,7 @@ class PruneFL(FedAvg):
     half_life: float = 100.0
     fixed: float = 0.1
     max_density: float = 1.0
+    whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("first", "first_rounds", "interval"):

@@ -7,6 +7,7 @@ sample. If the aggregator has a test set, it has two samples of it as an example
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Party, Payload
 from hansa.core.params import Params
 from hansa.core.party_models import PartyModels, make_models
-from hansa.core.predictor import JointPredictor, Predictor
+from hansa.core.predictor import JointPredictor, NetworkPredictor, Predictor
 from hansa.core.registry import Part, build, from_config, to_config
 from hansa.core.task import Known, Task
 
@@ -112,13 +113,28 @@ class SavedModel:
         """Outputs (class scores, or values) for samples; `party` says whose model, if each party has its own."""
         payload = self._payload(party)
         objective = self._objective(party)
+        return self.predictor.outputs(objective, payload, self._prepared(x, objective))
+
+    def fitted(self, x: Any, y: Any) -> SavedModel:
+        """The single model for somebody who was no party, chosen by some samples with targets.
+
+        With clusters, the model of least loss on these samples. A ConfigError if parties have models of their own.
+        """
+        if not self.personal:
+            return self
+        samples, targets = self._prepared(x, self.objective), torch.as_tensor(y, device=self.objective.device)
+        payload = self.predictor.fitted(self.objective, self.payload, samples, targets)
+        return dataclasses.replace(self, predictor=NetworkPredictor(), payload=payload, memories={})
+
+    def _prepared(self, x: Any, objective: Objective) -> Tensor:
+        """Samples as the model takes them."""
         samples = torch.as_tensor(x, device=objective.device)
         if samples.is_floating_point() and objective.module is not None:
             samples = samples.to(objective.dtype)
         if self.preparation is not None and not isinstance(self.predictor, JointPredictor):
             op, learned = self.preparation
             samples = op.transform(samples, learned)
-        return self.predictor.outputs(objective, payload, samples)
+        return samples
 
     def _objective(self, party: int | None) -> Objective:
         """The objective of the model, or of a party's model where the parties have several architectures."""
@@ -210,7 +226,7 @@ def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Mak
         made = make
     elif model is not None:
         made = load_function(model, "model", beside) if isinstance(model, str) else from_config("model", model, "model")
-    elif "params" in tree or (tree["predictor"] in ("personal", "own-model") and "models" not in about):
+    elif "params" in tree or (tree["predictor"] in ("personal", "own-model", "clustered") and "models" not in about):
         raise ConfigError(
             "the function that makes the model is a lambda, or defined in a notebook or script, so another process "
             "cannot find it; define it in a module, or pass it, as in hansa.load(folder).model(make_model)"

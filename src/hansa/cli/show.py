@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hansa.artifacts.run_folder import REPORT, SUMMARY, RunFolder, read_json
+from hansa.report.clusters import sizes_text
 from hansa.report.display import human_bytes, rows_of
 from hansa.report.plots import uneven
 
@@ -73,7 +74,9 @@ def print_rounds(history: list[dict[str, Any]]) -> None:
     numbers = [k for k in known if any(line.get(k) is not None for line in history)]
     timed = uneven(history)
     names = [name.replace("_", " ") for name in numbers]
-    columns = ["round", "replies", *names, "bytes up", "bytes down", "seconds", *["simulated s"] * timed]
+    grouped = any("clusters" in line for line in history)
+    columns = ["round", "replies", *names, *["clusters"] * grouped, "bytes up", "bytes down", "seconds",
+               *["simulated s"] * timed]  # fmt: skip
     table = Table(
         *columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
     )  # without lines between columns it fits a narrow terminal
@@ -83,7 +86,7 @@ def print_rounds(history: list[dict[str, Any]]) -> None:
             table.add_row(*["..."] * len(table.columns))
             continue
         cells = [f"{line[k]:.4f}" if line.get(k) is not None else "" for k in numbers]
-        table.add_row(str(line["round"]), f"{line['replies']}/{line['asked']}", *cells, human_bytes(line["bytes_up"]),
-                      human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}",
+        table.add_row(str(line["round"]), f"{line['replies']}/{line['asked']}", *cells,
+                      *[sizes_text(line)] * grouped, human_bytes(line["bytes_up"]), human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}",
                       *[f"{line.get('simulated_seconds', 0.0):.2f}"] * timed)  # fmt: skip
     console.print(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -55,6 +55,7 @@ class Problem:
     public: int = 0  # the number of public samples
     layout: ColumnLayout | None = None  # who holds what, if the parties hold different columns; then `shape` is ()
     empty: frozenset[int] = frozenset()  # parties without samples; none are known in a deployment
+    drawn: Callable[[int], Params] | None = None  # other initial values of the model, by a key; None without a model
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Algorithm(Part):
     models: ClassVar[Literal["one", "several"]] = "one"  # "several": parties may train different architectures
     uses_public: ClassVar[bool] = False  # whether its parties need the task's public samples
     data: ClassVar[Literal["rows", "columns"]] = "rows"  # over columns, `trains` is False
+    whole: ClassVar[bool] = True  # whether a party's update has a number for each trained parameter of the model
+    clustered: ClassVar[bool] = False  # whether groups of parties train a model each, and parties are sent all of them
 
     @property
     def verbs(self) -> frozenset[str]:
@@ -108,6 +111,11 @@ class Algorithm(Part):
     @property
     def alone(self) -> str | None:
         """The settings with which no round asks a single party; None if no round does that anyway."""
+        return None
+
+    @property
+    def sums_alone(self) -> str | None:
+        """The setting with which an algorithm that sees each reply needs their sums alone; None if it has none."""
         return None
 
     def parts(self) -> Parts:

@@ -19,6 +19,7 @@ from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.op import Op, Payload, Reply
 from hansa.core.registry import from_config, to_config
 from hansa.core.rows import Rows
+from hansa.core.sums import BlockSum
 
 Verb = Literal["reduce", "gather", "submit", "next", "route"]
 PIECE = 2**22  # numbers divided at once
@@ -193,6 +194,12 @@ class Gathered:
     seconds: tuple[float, ...] = ()
     matrices: Mapping[str, Rows] = field(default_factory=dict)  # tensors that were stored as rows on arrival
 
+    def take(self, keep: Sequence[int]) -> Gathered:
+        """Some of the replies, by their positions."""
+        parties, replies = (tuple(values[k] for k in keep) for values in (self.parties, self.replies))
+        seconds = tuple(self.seconds[k] for k in keep) if self.seconds else ()
+        return Gathered(parties, replies, seconds, {name: rows.take(keep) for name, rows in self.matrices.items()})  # type: ignore[arg-type]
+
     def matrix(self, name: str) -> Rows:
         """One tensor of all replies as a matrix with one row per reply; it may be on disk."""
         return self.matrices[name] if name in self.matrices else Rows(self.rows(name).reshape(len(self.replies), -1))
@@ -207,6 +214,24 @@ class Gathered:
                 "stacked; read the tensors of each reply"
             )
         return torch.stack(tensors)
+
+    def summed(self, uniform: bool) -> Reduced:
+        """The weighted sum of the replies, with the bits of a `reduce` over the same parties."""
+        total, maxima = BlockSum(), dict[str, Tensor]()
+        weights = [1 if uniform else reply.weight for reply in self.replies]
+        for reply, weight in zip(self.replies, weights, strict=True):
+            total.add(reply.tensors, weight)
+            maxima = {name: torch.maximum(maxima.get(name, value), value) for name, value in reply.maxima.items()}
+        return Reduced(total.result(), sum(weights), len(weights), maxima, self.mean_metrics(weights))
+
+    def mean_metrics(self, weights: Sequence[int]) -> dict[str, float]:
+        """The weighted mean of each metric, over the replies that have it."""
+        sums: dict[str, tuple[float, int]] = {}
+        for reply, weight in zip(self.replies, weights, strict=True):
+            for name, value in reply.metrics.items():
+                total, whole = sums.get(name, (0.0, 0))
+                sums[name] = total + value * weight, whole + weight
+        return {name: total / whole for name, (total, whole) in sums.items()}
 
     @property
     def weights(self) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -38,6 +38,21 @@ class Finding:
     shares: Sequence[float]
     scores: Sequence[float] | None
     excluded: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which parties trained which of several models in a round.
+
+    `weights` are the total weights of the groups. `members` maps parties to groups; it is None where the aggregator
+    knows the weights alone. `moved` has the previous and the new group of parties that changed theirs. `kept` says why
+    the model of a group did not change although it had members.
+    """
+
+    weights: Sequence[float]
+    members: Mapping[int, int] | None = None
+    moved: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    kept: Mapping[int, str] = field(default_factory=dict)
 
 
 class SumProtocol(Protocol):
@@ -70,8 +85,10 @@ class Federation:
         self.times: int | None = None  # the largest unverified party size, in medians of all sizes
         self.trusted: Trusted | None = None
         self.findings: list[Finding] = []  # of this round
+        self.grouping: Grouping | None = None  # of this round, if groups of parties train different models
         self.rejected: dict[int, str] = {}  # parties whose replies a protocol rejected, with the reasons
         self.metrics: dict[str, float] = {}  # from the sums of a protocol
+        self.watch: Callable[[Gathered], None] | None = None  # is shown the updates of the round, if it is set
         self.pack: Callable[[Op, str], Op] | None = None  # how updates travel; gets the op and a label of the ask
         # How models travel to the parties: the payload with the model that they open, and its packed form.
         self.send: Callable[[Payload], tuple[Payload, Mapping[str, Any] | None]] | None = None
@@ -172,7 +189,14 @@ class Federation:
 
     async def reduce(self, op: Op, payload: Payload | None = None, *, parties: Iterable[int] | None = None,
                      each: Mapping[int, Payload] | None = None, uniform: bool = False) -> Reduced:  # fmt: skip
-        """The sum of weight times reply over the parties, by default the cohort; `uniform` sets all weights to 1."""
+        """The sum of weight times reply over the parties, by default the cohort; `uniform` sets all weights to 1.
+
+        If somebody must see each update (`watch`), the replies are gathered and then summed.
+        """
+        if self.watch is not None and self._protocol is None and op.update is not None:
+            reduced = (await self.gather(op, payload, parties=parties, each=each)).summed(uniform)
+            self._join_metrics(op, reduced)
+            return reduced
         asked = self._checked(parties)
         payload, each = self._with_work(op, payload or {}, each or {}, asked)
         ask = self._ask("reduce", op=op, payload=payload, parties=asked, each=each, uniform=uniform)
@@ -209,6 +233,8 @@ class Federation:
         answer: Gathered = await self._ask(
             "gather", op=op, payload=payload, parties=asked, each=each, enough=enough, need=need
         )
+        if self.watch is not None and op.update is not None:
+            self.watch(answer)
         return answer
 
     async def submit(self, op: Op, payload: Payload, party: int) -> Ticket:

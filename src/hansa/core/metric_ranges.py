@@ -10,7 +10,7 @@ Range = tuple[float, float]
 MOST = 1e100  # largest absolute value: weighted sums of such numbers, and their squares, are finite
 COUNT = 64  # most metrics of a reply whose op does not name them (`Op.measures` is None)
 NAME = 64  # most characters of a metric's name in such a reply
-LOSSES = ("loss", "train_loss")  # a loss function of the user's own may be negative
+LOSSES = ("loss", "train_loss", "cluster_loss")  # a loss function of the user's own may be negative
 RANGES: dict[str, Range] = {
     "accuracy": (0.0, 1.0),
     "auc": (0.0, 1.0),

@@ -31,6 +31,10 @@ class Predictor(Part):
         """
         return payload
 
+    def fitted(self, objective: Objective, payload: Payload, x: Tensor, y: Tensor) -> Payload:
+        """The payload of a single model for somebody who was no party, chosen by some samples with targets."""
+        raise ConfigError(f"the predictor {self.name!r} has no model for a new party; name a party of the run")
+
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         raise TypeError(f"the predictor {self.name!r} does not define outputs()")
 

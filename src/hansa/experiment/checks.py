@@ -44,6 +44,12 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             f"run.select: the selector {run.select.name!r} needs the loss of each party that trained, which a secure "
             "sum hides; choose another selector"
         )
+    if run.select.sees and (protocol is not None or run.sums == "exact"):
+        hides = "a secure sum hides" if protocol is not None else "exact sums never look at"
+        raise ConfigError(
+            f"run.select: the selector {run.select.name!r} needs the update of each party, which {hides}; choose "
+            "another selector"
+        )
     if protocol is not None and "route" in algorithm.verbs:
         raise ConfigError(
             f"{algorithm.name}: its parties send messages to each other, and their losses and numbers of samples to "
@@ -52,6 +58,16 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
         )
     if algorithm.alone is not None:
         _check_alone(algorithm.name, algorithm.alone, run, protocol is not None)
+    if algorithm.clustered and run.min_cohort > 1:
+        raise ConfigError(
+            f"run.min_cohort: a cluster of {algorithm.name} may have fewer than {run.min_cohort} parties, and its "
+            "model would show their updates; leave it out, or use another algorithm"
+        )
+    if protocol is not None and algorithm.sums_alone is not None:
+        raise ConfigError(
+            f"{algorithm.name}: it looks at the reply of each party, which a secure sum hides; set "
+            f"{algorithm.sums_alone}, or leave the secure sum out"
+        )
     if protocol is not None and algorithm.verbs - {"reduce"}:
         fusion = algorithm.parts().fusion or algorithm
         raise ConfigError(
@@ -160,6 +176,12 @@ def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol:
             run.compress.around(local)
         except ConfigError as error:
             raise ConfigError(f"run.compress: {error}") from None
+    for where, transform in used:
+        if algorithm.clustered and transform.remembers:
+            raise ConfigError(
+                f"{where}: {transform.name!r} remembers numbers of an update for the next round, in which a party of "
+                f"{algorithm.name} may train another model; use a transform without memory, such as 'int8'"
+            )
     hidden = "a secure sum" if privacy.secure is not None else "protocol=" if protocol else None
     for where, transform in used:
         if hidden is not None and not transform.adds:
@@ -206,6 +228,11 @@ def _check_downlink(algorithm: Algorithm, transform: Transform | None) -> None:
         raise ConfigError(
             f"run.compress_down: {transform.name!r} leaves most numbers out, and the parties get whole models, not "
             "updates; use a quantiser: int8, qsgd or stochastic-rounding"
+        )
+    if algorithm.clustered:
+        raise ConfigError(
+            f"run.compress_down: {algorithm.name} sends several models in one message, and a party opens one; leave it "
+            "out"
         )
     if not transform.packs:
         raise ConfigError(f"run.compress_down: {transform.name!r} keeps the form of an update; leave it out")

@@ -99,6 +99,13 @@ class Fusion(Part):
         """Send the model (and `extra`) to the cohort, run `op` at the parties, fuse the replies."""
         raise TypeError(f"the fusion {self.name!r} does not define collect()")
 
+    def combine(self, fed: Federation, op: Op, params: Params, payload: Payload, answer: Gathered) -> Update:
+        """Fuse replies that were gathered already: all of a cohort, or those of a group of parties.
+
+        Raise BoundError if the rule cannot fuse them.
+        """
+        raise TypeError(f"the fusion {self.name!r} does not define combine()")
+
 
 def _matrix(updates: Any, name: str) -> Tensor:
     """Convert updates (a tensor, an array or a list of vectors) to one tensor."""
@@ -154,13 +161,17 @@ class Robust(Fusion):
         payload = {"model": params._asdict(), **extra}
         answer = await fed.gather(op, payload, each=each)
         try:
-            self.check(len(answer.parties))
-            known = self.judge(fed, op, params, payload)
-            fused = self.fuse(answer.matrix("w"), self.weighs(answer), **known)
+            return self.combine(fed, op, params, payload, answer)
         except BoundError as reason:
             raise RoundAborted(str(reason)) from None
+
+    def combine(self, fed: Federation, op: Op, params: Params, payload: Payload, answer: Gathered) -> Update:
+        self.check(len(answer.parties))
+        known = self.judge(fed, op, params, payload)
+        try:
+            fused = self.fuse(answer.matrix("w"), self.weighs(answer), **known)
         except NotFinite:
-            raise RoundAborted(f"{self.name}: the updates are too large to be added") from None
+            raise BoundError(f"{self.name}: the updates are too large to be added") from None
         out = [answer.parties[k] for k in fused.excluded]
         fed.report(Finding(self.name, answer.parties, fused.shares, fused.scores, out))
         n, first = len(answer.parties), answer.replies[0]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.ask import Reduced
+from hansa.core.ask import Gathered, Reduced
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
 from hansa.core.params import Params
@@ -43,8 +43,14 @@ class WeightedMean(Fusion):
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
                       **extra: Any) -> Update:  # fmt: skip
         payload = {"model": params._asdict(), **extra}
-        uniform = fed.by_size if self.uniform is None else self.uniform
-        return mean_update(await fed.reduce(op, payload, each=each, uniform=uniform), params)
+        return mean_update(await fed.reduce(op, payload, each=each, uniform=self.equal(fed)), params)
+
+    def equal(self, fed: Federation) -> bool:
+        """Whether all parties of a round have the same weight."""
+        return fed.by_size if self.uniform is None else self.uniform
+
+    def combine(self, fed: Federation, op: Op, params: Params, payload: Payload, answer: Gathered) -> Update:
+        return mean_update(answer.summed(self.equal(fed)), params)
 
 
 def mean_update(reduced: Reduced, params: Params) -> Update:

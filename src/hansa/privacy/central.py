@@ -205,6 +205,11 @@ class CentralDP(Part):
         name = algorithm.name
         parts = algorithm.parts()
         solver: Any = unwrap(parts.local)[1] if parts.local is not None else None
+        if algorithm.clustered:
+            raise ConfigError(
+                f"{name}: its parties choose a cluster, and central differential privacy covers neither their choices "
+                "nor the sizes of the clusters; use fedavg or another algorithm that averages updates"
+            )
         if algorithm.verbs != {"reduce"}:
             seen = parts.fusion or algorithm
             raise ConfigError(

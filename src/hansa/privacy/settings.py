@@ -82,6 +82,11 @@ class Privacy:
             self.dp.check(algorithm, run, problem, self.secure, prepares)
         if self.bound is not None:
             self._check_bound(algorithm, problem)
+            if run.select.sees:
+                raise ConfigError(
+                    f"privacy.bound: the selector {run.select.name!r} needs each update by itself, and bounded updates "
+                    "are only summed; use another selector, or run.max_norm"
+                )
         if self.secure is None:
             return
         self.secure.check(problem)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hansa.artifacts.run_folder import REPORT, SUMMARY, RunFolder, read_json
 from hansa.core.round_record import LISTED
-from hansa.report import fusion_shares, plots
+from hansa.report import clusters, fusion_shares, plots
 from hansa.report.html import Detail, Picture, Section, Sheet, write_report
 
 ASKED = 200  # maximum number of parties in the participation table
@@ -40,6 +40,10 @@ def run_report(run_dir: Path) -> Path:
         header = ("party", *kind, "rounds seen", "excluded", "rejected", "mean share")
         note = "Excluded: share below half of the mean share of the round. Rejected: reply not fused at all."
         tables.append(Sheet("Share in the model by party", header, shares, note=note))
+    groups = clusters.table(history)
+    if groups:
+        note = "Each party trains the model of the cluster that fits its samples best."
+        tables.append(Sheet("Clusters", ("party", "cluster", "moves", "last moved in round"), groups, note=note))
     asked = _asked(history)
     tables += [asked] if asked is not None else []
     lost = _lost(history)

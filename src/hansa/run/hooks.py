@@ -12,6 +12,7 @@ from typing import Any
 
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm, State
+from hansa.core.ask import Gathered
 from hansa.core.budget import BUDGET_SPENT, finite
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation, SumProtocol
@@ -210,6 +211,7 @@ class CohortSelection(RoundHook):
     def __init__(self, run: Run, algorithm: Algorithm, exchanges: Exchanges) -> None:
         self.select, self.algorithm, self.exchanges = run.select, algorithm, exchanges
         self._watches = run.select.watches
+        self._seen: list[Gathered] = []  # the updates of the round
         self._selects = algorithm.participation == "cohort"
         self._asked = run.asked(len(exchanges.holdings))
         # A deployed party chooses the size that it declares: cap it.
@@ -225,6 +227,8 @@ class CohortSelection(RoundHook):
         if self._watches:
             current.record.each = {}  # the runtime fills it with the parties' losses
         fed, progress = current.fed, current.progress
+        self._seen.clear()
+        fed.watch = self._seen.append if self.select.sees else None
         chooser = self.exchanges.federation(current.number, "select", busy=current.busy)
         chooser.available, chooser.times = current.available, self._times
         if self._asked > chooser.cohort_size:
@@ -235,6 +239,13 @@ class CohortSelection(RoundHook):
             raise RoundAborted("no party could be selected")
         if not fed.cohort and not self._allows_nobody:
             raise RoundAborted("Poisson sampling selected no party this round")
+
+    def judge(self, current: CurrentRound, before: State, after: State) -> None:
+        """Let the selector learn from the updates of a round that was not aborted."""
+        for answer in self._seen:
+            progress = current.progress
+            progress.selection = self.select.judged(current.fed, before, after, answer, progress.selection)
+        self._seen.clear()
 
     def after(self, current: CurrentRound, line: dict[str, Any]) -> None:
         record, cohort = current.record, current.fed.cohort
@@ -268,6 +279,17 @@ class AdversaryMetrics(RoundHook):
     def after(self, current: CurrentRound, line: dict[str, Any]) -> None:
         if current.empty is None:
             line |= party_fields.caught(current.fed.findings, current.record, self.attackers)
+
+
+@dataclass
+class ClustersOfParties(RoundHook):
+    """Which parties trained which of several models, and which parties moved."""
+
+    holdings: Known
+
+    def after(self, current: CurrentRound, line: dict[str, Any]) -> None:
+        if current.empty is None and current.fed.grouping is not None:
+            line["clusters"] = party_fields.clusters(current.fed.grouping, self.holdings.name)
 
 
 @dataclass

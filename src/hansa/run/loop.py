@@ -104,7 +104,7 @@ class Training:
                        self.run.size(len(holdings)), holdings.tests is not None, trusted, self.run.seed,
                        {} if holdings.models is None else {n: o.spec for n, o in holdings.models.objectives.items()},
                        0 if holdings.public is None else len(holdings.public.x), holdings.layout,
-                       holdings.empty)  # fmt: skip
+                       holdings.empty, None if self.objective.make is None else self.objective.drawn)  # fmt: skip
 
     def _hooks(self, work: LocalWork) -> list[hooks.RoundHook]:
         """The hooks of this run, in the order of their fields in the metrics line."""
@@ -124,7 +124,7 @@ class Training:
         active += [self.selection, hooks.Refusals(holdings, min_cohort)]
         if self.attackers:
             active.append(hooks.AdversaryMetrics(self.attackers))
-        return [*active, hooks.FusionFindings(holdings, min_cohort)]
+        return [*active, hooks.FusionFindings(holdings, min_cohort), hooks.ClustersOfParties(holdings)]
 
     def steps(self) -> Generator[Request, Any, State]:
         """The whole run. Returns the published state."""
@@ -166,7 +166,8 @@ class Training:
         current.busy = yield Open(current.number, current.record)
         if self.attended is not None:
             current.available = yield Attend(current.number, self.attended)
-        fed = self.exchanges.federation(current.number, "round", self.algorithm.verbs, current.busy, current.protocol)
+        verbs = self.algorithm.verbs | ({"gather"} if self.run.select.sees else frozenset())
+        fed = self.exchanges.federation(current.number, "round", verbs, current.busy, current.protocol)
         fed.available, fed.trusted = current.available, self.trusted
         fed.pack, fed.send = current.pack, current.send
         if current.work or current.own_work is not None:
@@ -186,6 +187,7 @@ class Training:
         state = State(self.state.params, current.number, self.state.slots)
         await self.selection.choose(current, state)
         new = await self.algorithm.round(current.fed, state)
+        self.selection.judge(current, state, new)
         if self.minimum is not None:
             self.minimum.check(current.fed)
         return new

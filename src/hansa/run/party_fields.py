@@ -8,7 +8,7 @@ from typing import Any
 
 from hansa.core.ask import Gathered
 from hansa.core.budget import finite
-from hansa.core.federation import Finding
+from hansa.core.federation import Finding, Grouping
 from hansa.core.round_record import LISTED, Record, without_numbers
 from hansa.metrics.names import higher_is_better
 
@@ -53,6 +53,24 @@ def fused(findings: Sequence[Finding], least: int, name: Name) -> dict[str, Any]
                 scores = zip(finding.parties, finding.scores, strict=True)
                 out["scores"] = {name(p): finite(s) for p, s in scores}
     return {"fusion": out} if out else {}
+
+
+def clusters(grouping: Grouping, name: Name) -> dict[str, Any]:
+    """The clusters of a round: their weights, and where they are known their sizes, members, and who moved.
+
+    Up to `LISTED` parties are listed.
+    """
+    out: dict[str, Any] = {"weights": list(grouping.weights)}
+    if grouping.members is None:
+        return out
+    numbers = list(grouping.members.values())
+    out |= {"sizes": [numbers.count(c) for c in range(len(grouping.weights))], "moves": len(grouping.moved)}
+    if len(numbers) <= LISTED:
+        out["parties"] = {name(party): cluster for party, cluster in grouping.members.items()}
+        out["moved"] = {name(party): list(pair) for party, pair in grouping.moved.items()}
+    if grouping.kept:
+        out["kept"] = {str(cluster): reason for cluster, reason in grouping.kept.items()}
+    return out
 
 
 def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:

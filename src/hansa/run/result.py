@@ -80,6 +80,13 @@ class Result(Displayed):
         says whose model, if each party has its own."""
         return self._final().predict(x, party)
 
+    def fitted(self, x: Any, y: Any) -> saved_model.SavedModel:
+        """The model for a new party with these samples and targets, if the parties form clusters.
+
+        It is the model of least loss on the samples; `predict(x)` and `model()` of the result need no party.
+        """
+        return self._final().fitted(x, y)
+
     @property
     def personal(self) -> bool:
         """Whether each party has a model of its own."""

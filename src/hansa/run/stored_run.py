@@ -54,6 +54,10 @@ class StoredRun(Displayed):
         `model`."""
         return self._final(make).predict(x, party)
 
+    def fitted(self, x: Any, y: Any, make: saved_model.Make | None = None) -> saved_model.SavedModel:
+        """The model for a new party with these samples and targets, as of `Result.fitted`; `make` as for `model`."""
+        return self._final(make).fitted(x, y)
+
     def _final(self, make: saved_model.Make | None) -> saved_model.SavedModel:
         record = self.experiment["experiment"] or {}
         return saved_model.load(self.run_dir, record.get("folder") or ".", make)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.ask import Gathered
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import Part
@@ -28,6 +29,7 @@ class Selector(Part):
     by_size: ClassVar[bool] = False
     blind: ClassVar[bool] = False
     independent: ClassVar[bool] = False
+    sees: ClassVar[bool] = False  # whether the selector needs each update of a round (see `judged`)
 
     @property
     def watches(self) -> bool:
@@ -57,6 +59,11 @@ class Selector(Part):
 
     def heard(self, own_state: SelectorState, losses: Mapping[int, float]) -> SelectorState:
         """The selector's state after a round, given the training loss that each party of the cohort reported."""
+        return own_state
+
+    def judged(self, fed: Federation, before: State, after: State, answer: Gathered,
+               own_state: SelectorState) -> SelectorState:  # fmt: skip
+        """The selector's state after a round, given its updates and the algorithm's states before and after it."""
         return own_state
 
 

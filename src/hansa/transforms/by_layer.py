@@ -58,6 +58,10 @@ class ByLayer(RowTransform):
         return any(transform.sparse for transform in self.transforms)
 
     @property
+    def remembers(self) -> bool:  # type: ignore[override]
+        return any(transform.remembers for transform in self.transforms)
+
+    @property
     def lengthens(self) -> bool:
         return any(transform.lengthens for transform in self.transforms)
 

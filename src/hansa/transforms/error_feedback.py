@@ -30,6 +30,7 @@ class ErrorFeedback(RowTransform):
     """
 
     inner: Transform = TopK()
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.inner, ErrorFeedback):
@@ -97,6 +98,7 @@ class AccumulatedTopK(TopK):
     """
 
     contracts: ClassVar[bool] = False  # it has an error feedback of its own
+    remembers: ClassVar[bool] = True
 
     @property
     def lengthens(self) -> bool:

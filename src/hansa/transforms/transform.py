@@ -38,6 +38,7 @@ class Transform(Part):
     # Whether the expected squared error is below the squared norm of the vector: then error feedback converges.
     contracts: ClassVar[bool] = False
     sparse: ClassVar[bool] = False  # whether most numbers are left out: right for updates, not for models
+    remembers: ClassVar[bool] = False  # whether the sender remembers numbers of a vector for the next round
 
     @property
     def lengthens(self) -> bool:
@@ -174,11 +175,12 @@ class Packed(PackingOp):
 
     def _check_memory(self, kept: Kept) -> None:
         """Refuse to remember numbers of an update that are about other parameters in a later round."""
-        op = unwrap(self)[1]
-        if kept is not None and not op.aligned:
+        layers, op = unwrap(self)
+        moving = next((part for part in (op, *layers) if not part.aligned), None)
+        if kept is not None and moving is not None:
             raise ConfigError(
                 f"{self.transform.name}: it remembers the numbers of an update for the next round, and those of "
-                f"{op.name!r} are then about other parameters; use a transform without memory, such as 'int8'"
+                f"{moving.name!r} are then about other parameters; use a transform without memory, such as 'int8'"
             )
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
