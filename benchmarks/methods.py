@@ -91,6 +91,10 @@ def methods() -> dict[str, Method]:
         "fednova, proximal": Method(build("fednova", local=local("nova", mu=0.1))),
         "qfedavg": Method(build("qfedavg", local=local("fair")), extra=FULL_LOSS),
         "fedper": Method(build("fedper", local=plain)),
+        "hypcluster": Method(build("hypcluster", local=plain), extra="the losses of 2 models on all samples"),
+        "hypcluster, sums": Method(
+            build("hypcluster", local=plain, hidden=True), extra="the losses of 2 models on all samples"
+        ),
         "overlap-sgd": Method(build("overlap-sgd", local=local("overlap"))),
         "fedavg, momentum": Method(build("fedavg", local=local("sgd", **slow, momentum=0.9)), GENERAL),
         "fedavg, adam": Method(build("fedavg", local=local("adam", lr=0.001)), GENERAL),
@@ -100,6 +104,7 @@ def methods() -> dict[str, Method]:
         "power-of-choice": choice("pow-d", "20 candidates' losses on all samples"),
         "power-of-choice, a batch": choice("cpow-d", "20 candidates' losses on a batch"),
         "power-of-choice, last losses": choice("rpow-d"),
+        "merit": Method(build("fedavg", local=plain), select={"name": "merit"}),
     }
 
 

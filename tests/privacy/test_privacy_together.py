@@ -29,6 +29,8 @@ REFUSED = {
     "fedbuff": "fedbuff needs more than their sum",
     "zeno++": "zeno++ needs more than their sum",
     "adaptive-top-k": "adaptive-top-k needs more than their sum",
+    "hypcluster": "central differential privacy covers neither their choices nor the sizes of the clusters",
+    "ifca": "central differential privacy covers neither their choices nor the sizes of the clusters",
     "prunefl": "parties send more than updates of a model",
     "least-squares": "parties send more than updates of a model",
     "logistic-regression": "parties send more than updates of a model",

@@ -86,7 +86,7 @@ def print_rounds(history: list[dict[str, Any]]) -> None:
             table.add_row(*["..."] * len(table.columns))
             continue
         cells = [f"{line[k]:.4f}" if line.get(k) is not None else "" for k in numbers]
-        table.add_row(str(line["round"]), f"{line['replies']}/{line['asked']}", *cells,
-                      *[sizes_text(line)] * grouped, human_bytes(line["bytes_up"]), human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}",
+        table.add_row(str(line["round"]), f"{line['replies']}/{line['asked']}", *cells, *[sizes_text(line)] * grouped,
+                      human_bytes(line["bytes_up"]), human_bytes(line["bytes_down"]), f"{line['seconds']:.2f}",
                       *[f"{line.get('simulated_seconds', 0.0):.2f}"] * timed)  # fmt: skip
     console.print(table)
