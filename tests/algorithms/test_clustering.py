@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hansa
+from hansa.cli.show import print_rounds
 from hansa.core.algorithm import Problem, State
 from hansa.core.errors import ConfigError
 from hansa.core.op import Reply
@@ -22,6 +23,8 @@ from hansa.core.reply_checks import Rules, received
 from hansa.fusion import FLTrust, Krum, Median
 from hansa.local import DPSGD, SGD, Gradient
 from hansa.local.cluster import CLUSTER, ClusterTrain
+from hansa.report import clusters
+from hansa.report.run_report import run_report
 from hansa.server import Descent, Momentum
 from hansa.testing import NetworkPool, PartyPool, check_algorithm
 from hansa.transforms import ErrorFeedback, Int8
@@ -416,3 +419,17 @@ def test_every_form_keeps_the_promises_in_every_runtime(
     fields: dict[str, Any], pool: PartyPool, network: NetworkPool
 ) -> None:
     check_algorithm(hansa.HypCluster(**fields), pool, network)
+
+
+def test_the_report_and_the_terminal_show_the_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    optima = [-20.0, 0.0, 1.4, 3.2]
+    hansa.simulate(given((0.0, 3.0)), quadratics([1.0] * 4, optima), rounds=2, run_dir=tmp_path / "run")
+    history = hansa.load(tmp_path / "run").history
+    assert clusters.table(history) == [
+        ("0", "0", "0", "-"), ("1", "1", "1", "2"), ("2", "1", "1", "2"), ("3", "1", "0", "-"),
+    ]  # fmt: skip
+    assert [clusters.sizes_text(line) for line in history] == ["3+1", "1+3, 2 moved"]
+    assert "last moved in round" in run_report(tmp_path / "run").read_text()
+    print_rounds(history)
+    assert "1+3, 2 moved" in capsys.readouterr().out
+    assert clusters.sizes_text({"clusters": {"weights": [6.0, 9.0]}}) == "6+9"

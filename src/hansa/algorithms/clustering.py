@@ -205,9 +205,10 @@ class Clustering(FedAvg):
         members = outcome.members
         if members is None:
             return Grouping(outcome.weights)
-        assigned = slots["assigned"].clone()
-        before = {party: int(assigned[party]) for party in members}
-        assigned[list(members)] = torch.tensor(list(members.values()))
+        assigned: Tensor = slots["assigned"].clone()
+        known = assigned.tolist()
+        before = {party: known[party] for party in members}
+        assigned[list(members)] = torch.tensor(list(members.values()), device=assigned.device)
         slots["assigned"] = assigned
         moved = {party: (before[party], now) for party, now in members.items() if before[party] not in (-1, now)}
         return Grouping(outcome.weights, members, moved, outcome.kept)
