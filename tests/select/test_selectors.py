@@ -12,14 +12,14 @@ import hansa
 from hansa.core.journal import Journal
 from hansa.core.registry import from_config, registered, to_config
 from hansa.experiment.config import read
-from hansa.select import Poisson, PowerOfChoice, Selector, Tiers, Uniform, Weighted
+from hansa.select import Merit, Poisson, PowerOfChoice, Selector, Tiers, Uniform, Weighted
 from hansa.testing import PartyPool, experiment_for, run_on, same_bits
 
 SIZES = [6, 9, 5, 14, 8, 12, 7, 10, 6, 11]
 SELECTORS: list[Selector] = [
     Uniform(), Weighted(), PowerOfChoice(), PowerOfChoice(variant="cpow-d", batch=3, decay=4),
     PowerOfChoice(d=8, variant="rpow-d"), Tiers(tiers=3), Tiers(tiers=2, policy="adaptive", interval=2, credits=3),
-    Poisson(),
+    Poisson(), Merit(strength=6.0),
 ]  # fmt: skip
 
 
