@@ -394,6 +394,17 @@ def test_it_works_with_transforms_selectors_and_small_cohorts() -> None:
     assert apart(hansa.simulate(summed, task(), rounds=6, privacy={"bound": 5.0}))
 
 
+def test_a_robust_fusion_protects_each_cluster_from_its_own_liar() -> None:
+    parties = [samples(k, 20, 1) for k in range(10)]
+    many = task(parties=parties, party_tests=[samples(k, 40, 2) for k in range(10)])
+    for fusion, low, high in ((Median(), 0.85, 1.0), (hansa.WeightedMean(), 0.0, 0.8)):
+        done = hansa.simulate(
+            hansa.HypCluster(local=SOLVER, fusion=fusion), many, rounds=8,
+            adversary=hansa.SignFlip(parties=(0, 1), scale=20.0),
+        )  # fmt: skip
+        assert low <= done.history[-1]["accuracy"] <= high, fusion
+
+
 def test_the_state_of_restarts_and_of_a_growing_start_is_resumed(tmp_path: Path) -> None:
     for name, fields in (("spread", {"start": "spread", "clusters": 3}), ("again", {"restarts": 2, "trial": 2})):
         algorithm = hansa.HypCluster(local=SOLVER, **fields)  # type: ignore[arg-type]

@@ -342,6 +342,7 @@ ALGORITHMS = {
     "fedper": 'name = "fedper"\nlocal = { lr = 0.1, batch = 4 }',
     "fedbuff": 'name = "fedbuff"\nbuffer = 2\nlocal = { name = "wandering", lr = 0.1, batch = 4 }',
     "scaffold": 'name = "scaffold"\nlocal = { lr = 0.1, batch = 4 }',
+    "hypcluster": 'name = "hypcluster"\nstart = "spread"\nlocal = { lr = 0.1, batch = 4 }',
 }
 
 
