@@ -82,6 +82,7 @@ _EXPORTS = {
     "FLTrust": "hansa.fusion",
     "GeometricMedian": "hansa.fusion",
     "Krum": "hansa.fusion",
+    "Legato": "hansa.fusion",
     "MeaMed": "hansa.fusion",
     "Median": "hansa.fusion",
     "MultiKrum": "hansa.fusion",

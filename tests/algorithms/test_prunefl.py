@@ -337,9 +337,14 @@ def test_settings_that_cannot_work_are_refused_in_one_sentence(make: Any, reason
         ({"min_cohort": 2}, "run.min_cohort: prunefl has rounds that ask a single party"),
         ({"quorum": 3}, "run.quorum: prunefl has rounds that ask a single party, and this setting requires 3"),
         ({"privacy": {"dp": {"kind": "central", "sigma": 1.0}}}, "parties send more than updates of a model"),
+        ({"compress": "error-feedback"}, r"run\.compress: error-feedback remembers numbers of a vector"),
+        ({"compress": "accumulated-top-k"}, r"run\.compress: accumulated-top-k remembers numbers of a vector"),
+        ({"compress": {"*bias": "identity", "*": "int8"}}, r"run\.compress: by-layer needs the layers of a vector"),
+        ({"compress_down": {"name": "error-feedback", "inner": "int8"}}, r"run\.compress_down: error-feedback remembe"),
+        ({"compress_down": {"*": "int8"}}, r"run\.compress_down: by-layer needs the layers of a vector"),
     ],
 )
-def test_settings_of_a_run_that_a_single_party_cannot_meet_are_refused(settings: Any, reason: str) -> None:
+def test_settings_of_a_run_that_pruning_cannot_meet_are_refused_before_it(settings: Any, reason: str) -> None:
     with pytest.raises(hansa.ConfigError, match=reason):
         hansa.simulate(hansa.PruneFL(), task(), rounds=1, **settings)
 

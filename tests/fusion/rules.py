@@ -15,6 +15,7 @@ from hansa.fusion import (
     Fusion,
     GeometricMedian,
     Krum,
+    Legato,
     MeaMed,
     Median,
     MultiKrum,
@@ -28,7 +29,7 @@ seeds = st.integers(0, 2**32 - 1)
 RULES: list[Fusion] = [
     WeightedMean(), Median(), TrimmedMean(), TrimmedMean(beta=0.45), Krum(), Krum(f=1), MultiKrum(),
     MultiKrum(f=1, m=3), GeometricMedian(), MeaMed(), MeaMed(q=2), Bulyan(), Bulyan(f=1), NormClip(),
-    NormClip(bound=0.5), FLTrust(), Zeno(), Zeno(b=2),
+    NormClip(bound=0.5), FLTrust(), Zeno(), Zeno(b=2), Legato(),
 ]  # fmt: skip
 ROBUST = [Median(), TrimmedMean(beta=0.3), Krum(f=3), MultiKrum(f=3), GeometricMedian(), MeaMed(q=3), Bulyan(f=2)]
 MOVES = [rule for rule in RULES if not isinstance(rule, (NormClip, FLTrust, Zeno))]  # a translation moves the result

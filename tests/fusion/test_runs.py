@@ -85,7 +85,7 @@ def test_a_bad_reply_changes_nothing_to_the_last_bit_and_is_reported(fusion: str
     assert torch.equal(done.state.params.w, without.state.params.w)
 
 
-@pytest.mark.parametrize("fusion", SEEING)
+@pytest.mark.parametrize("fusion", [name for name in SEEING if name != "legato"])  # which bounds nothing
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_huge_update_is_survived(fusion: str, engine: str) -> None:
     algorithm = hansa.FedAvg(local=Tricks("far", WHOLE), fusion=fusion)  # type: ignore[arg-type]

@@ -44,6 +44,7 @@ class Carry(Transform):
 
     step: float = 0.01
     split: bool = False  # whether the memory has two entries
+    remembers: ClassVar[bool] = True
 
     def pack(self, party: Party, name: str, value: Tensor, memory: Kept) -> tuple[dict[str, Tensor], Kept]:
         rest = 0.0 if memory is None else memory["a"] + memory["b"] if isinstance(memory, dict) else memory

@@ -92,6 +92,11 @@ class Clustering(FedAvg):
                 f"{self.name}: {self.fusion.name} judges updates by the server's samples, which belong to no cluster; "
                 "use another fusion"
             )
+        if self.fusion.remembers:
+            raise ConfigError(
+                f"{self.name}: {self.fusion.name} compares a party's updates of different rounds, and a party may change "
+                "its cluster; use another fusion"
+            )
         super().check(problem)
         if self.clusters > problem.cohort_size:
             raise ConfigError(
@@ -118,7 +123,7 @@ class Clustering(FedAvg):
             )
 
     def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
-        layers = super().sent_layers(spec)
+        layers = [(entry.name, entry.numel) for entry in spec.weights]
         return [(f"{c}.{name}", n) for c in range(self.clusters) for name, n in layers] if self.hidden else layers
 
     def init(self, problem: Problem) -> State:

@@ -45,7 +45,7 @@ class FedPer(FedAvg):
         divide(problem.spec, self.layers, self.head)
 
     def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
-        layers = super().sent_layers(spec)
+        layers = [(entry.name, entry.numel) for entry in spec.weights]
         shared = torch.zeros(spec.dim, dtype=torch.bool)
         shared[divide(spec, self.layers, self.head).base] = True
         pieces = torch.split(shared, [length for _, length in layers])

@@ -12,6 +12,7 @@ from hansa.algorithms.pruning import by_magnitude, prunable, reselected
 from hansa.core.algorithm import Problem, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
+from hansa.core.params import ParamSpec
 from hansa.core.registry import register
 from hansa.fusion.mean import mean_update
 from hansa.fusion.update import Update
@@ -73,6 +74,9 @@ class PruneFL(FedAvg):
     @property
     def alone(self) -> str | None:
         return "algorithm.first_rounds = 0 and algorithm.density = 1" if self.first_rounds else None
+
+    def sent_layers(self, spec: ParamSpec) -> None:
+        return None  # the mask decides, and it changes
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

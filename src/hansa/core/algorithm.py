@@ -122,8 +122,11 @@ class Algorithm(Part):
         """The local solver, the fusion and the server optimiser that the algorithm uses; override to declare them."""
         return Parts()
 
-    def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
-        """The parameters whose updates the parties send, with their lengths, in the order of the vector."""
+    def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]] | None:
+        """The parameters whose updates the parties send, with their lengths, in the order of the vector.
+
+        None if a number of an update is about other parameters in another round.
+        """
         return [(entry.name, entry.numel) for entry in spec.weights]
 
     def check(self, problem: Problem) -> None:
@@ -138,6 +141,8 @@ class Algorithm(Part):
         fusion, solver = parts.fusion, parts.local
         if fusion is not None:
             fusion.check(problem.cohort_size)
+            if fusion.remembers:
+                self._check_memory_of(fusion, problem)
         for part in (self, fusion):
             if part is not None and part.trusts and not problem.trusted:
                 raise ConfigError(
@@ -174,6 +179,19 @@ class Algorithm(Part):
             )
         if self.completes is not None and partner is None and solver is not None and not self.takes_any:
             raise ConfigError(f"{self.name} needs its own local solver, and cannot use {solver.name!r}")
+
+    def _check_memory_of(self, fusion: Any, problem: Problem) -> None:
+        """Raise a ConfigError for a fusion that compares updates of different rounds, which cannot be compared."""
+        if self.participation == "own":
+            raise ConfigError(
+                f"{self.name}: {fusion.name} compares the updates of a round with those of the rounds before, and "
+                f"{self.name} takes updates as they arrive; use another fusion"
+            )
+        if self.sent_layers(problem.spec) is None:
+            raise ConfigError(
+                f"{self.name}: {fusion.name} compares the layers of an update with those of earlier rounds, and the "
+                f"parties of {self.name} send other parameters from round to round; use another fusion"
+            )
 
     def _check_task(self, problem: Problem) -> None:
         """Raise a ConfigError for a task with several models or public samples that the algorithm cannot use."""

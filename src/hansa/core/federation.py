@@ -86,6 +86,8 @@ class Federation:
         self.trusted: Trusted | None = None
         self.findings: list[Finding] = []  # of this round
         self.grouping: Grouping | None = None  # of this round, if groups of parties train different models
+        self.layers: Sequence[tuple[str, int]] = ()  # the parameters in an update, with their lengths
+        self.memory: dict[str, Any] = {}  # what fusions remember of earlier rounds, by op; a slot of the state
         self.rejected: dict[int, str] = {}  # parties whose replies a protocol rejected, with the reasons
         self.metrics: dict[str, float] = {}  # from the sums of a protocol
         self.watch: Callable[[Gathered], None] | None = None  # is shown the updates of the round, if it is set

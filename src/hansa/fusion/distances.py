@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -83,11 +86,29 @@ def _compare(rows: Rows, wanted: Tensor, result: Tensor) -> None:
 
 def norms(rows: Rows) -> Tensor:
     """The norm of each row, in float64; infinite only if it is too large for float64."""
-    squares: Tensor = total(rows.map(lambda at, end, block: block.square_().sum(1), WIDE, torch.float64))
-    _check_finite(rows, squares)
+    return layer_norms(rows, [rows.dim])[:, 0]
+
+
+def layer_norms(rows: Rows, lengths: Sequence[int]) -> Tensor:
+    """The norm of each layer of each row, [K, layers], as `norms`; a row is its layers, one after another."""
+    ends = list(itertools.accumulate(lengths))
+    layers = list(zip([0, *ends], ends, strict=False))
+
+    def work(at: int, end: int, block: Tensor) -> Tensor:
+        block.square_()
+        sums = block.new_zeros(len(block), len(layers))
+        for layer in range(bisect.bisect_right(ends, at), len(layers)):
+            start, stop = layers[layer]
+            if start >= end:
+                break
+            sums[:, layer] = block[:, max(start, at) - at : min(stop, end) - at].sum(1)
+        return sums
+
+    squares: Tensor = total(rows.map(work, WIDE, torch.float64))
+    _check_finite(rows, squares.sum(1))
     result = squares.sqrt()
-    for k in (~((result > SAFE[0]) & (result < SAFE[1]))).nonzero().flatten().tolist():
-        result[k] = l2_norm([rows.row(k)])
+    for k, layer in (~((result > SAFE[0]) & (result < SAFE[1]))).nonzero().tolist():
+        result[k, layer] = l2_norm([rows.row(k)[slice(*layers[layer])]])
     return result
 
 

@@ -32,6 +32,7 @@ class Fused(NamedTuple):
     shares: list[float]
     scores: list[float] | None = None
     weights: Tensor | None = None
+    memory: Mapping[str, Any] | None = None  # what the rule wants to be given in the next round
 
     @property
     def excluded(self) -> list[int]:
@@ -51,6 +52,8 @@ class Fusion(Part):
     verbs: ClassVar[frozenset[str]]
     trusts: ClassVar[bool] = False  # whether the fusion needs trusted samples at the server
     trains: ClassVar[bool] = False  # whether the server trains on these samples as a party does
+    # Whether the fusion has a memory: `fuse` is given `memory`, `parties` and `layers`, and returns the new memory.
+    remembers: ClassVar[bool] = False
 
     def check(self, n: int) -> None:
         """Raise BoundError if the rule cannot fuse n updates."""
@@ -92,7 +95,7 @@ class Fusion(Part):
             raise DataError(f"{self.name}: the updates are too large to be added") from None
         return Fused(fused.w, _spread(fused.shares, finite, len(rows), 0.0),
                      None if fused.scores is None else _spread(fused.scores, finite, len(rows), math.nan),
-                     None if fused.weights is None else shares)  # fmt: skip
+                     None if fused.weights is None else shares, fused.memory)  # fmt: skip
 
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
                       **extra: Any) -> Update:  # fmt: skip
@@ -168,10 +171,14 @@ class Robust(Fusion):
     def combine(self, fed: Federation, op: Op, params: Params, payload: Payload, answer: Gathered) -> Update:
         self.check(len(answer.parties))
         known = self.judge(fed, op, params, payload)
+        if self.remembers:
+            known |= {"memory": fed.memory.get(op.name), "parties": answer.parties, "layers": fed.layers}
         try:
             fused = self.fuse(answer.matrix("w"), self.weighs(answer), **known)
         except NotFinite:
             raise BoundError(f"{self.name}: the updates are too large to be added") from None
+        if fused.memory is not None:
+            fed.memory[op.name] = fused.memory
         out = [answer.parties[k] for k in fused.excluded]
         fed.report(Finding(self.name, answer.parties, fused.shares, fused.scores, out))
         n, first = len(answer.parties), answer.replies[0]

@@ -33,6 +33,8 @@ from hansa.run.preparation import PreparationLearner
 from hansa.run.stopping import StoppingRules
 from hansa.schedule import Fixed
 
+FUSION_MEMORY = "fusion/memory"  # the slot of the state for what fusions remember
+
 
 @dataclass
 class Training:
@@ -69,6 +71,7 @@ class Training:
         work = LocalWork(self.run, self.algorithm, self.holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
+        self.layers = self.algorithm.sent_layers(self.objective.spec) or []
         self.run = fitted(self.algorithm, self.run, self.objective.spec)
         self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None)
         check_settings(self.algorithm, self.run, self.problem, self.protocol or self.privacy.secure)
@@ -168,7 +171,7 @@ class Training:
             current.available = yield Attend(current.number, self.attended)
         verbs = self.algorithm.verbs | ({"gather"} if self.run.select.sees else frozenset())
         fed = self.exchanges.federation(current.number, "round", verbs, current.busy, current.protocol)
-        fed.available, fed.trusted = current.available, self.trusted
+        fed.available, fed.trusted, fed.layers = current.available, self.trusted, self.layers
         fed.pack, fed.send = current.pack, current.send
         if current.work or current.own_work is not None:
             fed.tell(current.work, current.own_work)
@@ -184,12 +187,15 @@ class Training:
 
     async def _exchange(self, current: CurrentRound) -> State:
         """Select the cohort and run the algorithm's round."""
-        state = State(self.state.params, current.number, self.state.slots)
+        state, fed = State(self.state.params, current.number, self.state.slots), current.fed
         await self.selection.choose(current, state)
-        new = await self.algorithm.round(current.fed, state)
+        fed.memory = dict(state.slots.get(FUSION_MEMORY, {}))
+        new = await self.algorithm.round(fed, state)
+        if fed.memory:
+            new = new.replace(**{FUSION_MEMORY: fed.memory})
         self.selection.judge(current, state, new)
         if self.minimum is not None:
-            self.minimum.check(current.fed)
+            self.minimum.check(fed)
         return new
 
     def _line(self, current: CurrentRound) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class _Suite:
             assert torch.equal(value, before), f"{self.name}: pack changes the vector"
             same = codec.encode(_tree(parts, kept)) == codec.encode(_tree(*again))
             assert same, f"{self.name}: the same party, name and vector give other parts or another memory"
+            assert kept is None or self.transform.remembers, f"{self.name}: it has a memory; set remembers = True"
             sent, expected = {name: like(part) for name, part in parts.items()}, self.transform.packed(shape)
             assert message_fault(parts, expected) is None, f"{self.name}: it packs {sent}, and announces {expected}"
             copies = {name: part.clone() for name, part in parts.items()}

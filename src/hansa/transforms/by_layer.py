@@ -65,7 +65,12 @@ class ByLayer(RowTransform):
     def lengthens(self) -> bool:
         return any(transform.lengthens for transform in self.transforms)
 
-    def of_model(self, layers: Layers) -> Transform:
+    def of_model(self, layers: Layers | None) -> Transform:
+        if layers is None:
+            raise ConfigError(
+                "by-layer needs the layers of a vector, and its numbers are about other parameters from round to "
+                "round; use one transform for all of them"
+            )
         groups: list[list[tuple[str, int]]] = [[] for _ in self.transforms]
         spans = []
         for name, length in layers:

@@ -37,16 +37,24 @@ class Transform(Part):
     packs: ClassVar[bool] = True  # False if replies keep their form; then `around` gives an op of its own
     # Whether the expected squared error is below the squared norm of the vector: then error feedback converges.
     contracts: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False  # whether the sender remembers numbers of a vector for the next one
     sparse: ClassVar[bool] = False  # whether most numbers are left out: right for updates, not for models
-    remembers: ClassVar[bool] = False  # whether the sender remembers numbers of a vector for the next round
 
     @property
     def lengthens(self) -> bool:
         """Whether the opened vector may be longer than the vector that was packed."""
         return not self.adds
 
-    def of_model(self, layers: Layers) -> Transform:
-        """The transform for a model with these layers; a ConfigError if it does not fit them."""
+    def of_model(self, layers: Layers | None) -> Transform:
+        """The transform for a model with these layers; a ConfigError if it does not fit them.
+
+        `layers` is None if a number of the vector is about other parameters in another round.
+        """
+        if layers is None and self.remembers:
+            raise ConfigError(
+                f"{self.name} remembers numbers of a vector for the next round, which are then about other parameters; "
+                "use a transform without memory, such as 'int8'"
+            )
         return self
 
     def in_round(self, draw: int) -> Transform:
