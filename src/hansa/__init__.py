@@ -37,7 +37,12 @@ for _kind in ("algorithm", "local"):
            "private SGD (a local solver)")  # fmt: skip
 
 _EXPORTS = {
+    "ConsensusADMM": "hansa.algorithms",
     "DecentralizedSGD": "hansa.algorithms",
+    "Ditto": "hansa.algorithms",
+    "FedAvgPlus": "hansa.algorithms",
+    "FedCoMedPlus": "hansa.algorithms",
+    "FedGeoMedPlus": "hansa.algorithms",
     "FSVRG": "hansa.algorithms",
     "FedAdagrad": "hansa.algorithms",
     "FedAdam": "hansa.algorithms",

@@ -19,12 +19,16 @@ from hansa.privacy.accounting import epsilon
 
 NOISY: dict[str, Any] = {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}
 RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd",
-        "overlap-sgd", "fedper", "fsvrg"}  # fmt: skip
+        "overlap-sgd", "fedper", "fsvrg", "ditto"}  # fmt: skip
 REFUSED = {
     "fednova": "beside the update parties send tau, which a clip of the update's length does not bound",
     "qfedavg": "beside the update parties send h, which a clip of the update's length does not bound",
     "qfedsgd": "beside the update parties send h, which a clip of the update's length does not bound",
     "scaffold": "beside the update parties send changes of their control variates",
+    "fedavg+": "adds up the changes of what each party keeps",
+    "admm": "adds up the changes of what each party keeps",
+    "fedgeomed+": "fedgeomed+ needs more than their sum",
+    "fedcomed+": "fedcomed+ needs more than their sum",
     "d-psgd": "d-psgd needs more than their sum",
     "fedbuff": "fedbuff needs more than their sum",
     "zeno++": "zeno++ needs more than their sum",

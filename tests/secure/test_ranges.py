@@ -47,6 +47,9 @@ ALGORITHMS: dict[str, tuple[hansa.Algorithm, dict[str, Any]]] = {
     "easgd": (hansa.EASGD(Elastic(**LOCAL)), {}),
     "overlap-sgd": (hansa.OverlapSGD(Overlapped(**LOCAL)), {}),
     "fsvrg": (hansa.FSVRG(local=SVRG(h=0.001)), WIDE_UPDATES),
+    "fedavg+": (hansa.FedAvgPlus(SGD(**LOCAL)), {}),
+    "ditto": (hansa.Ditto(SGD(**LOCAL)), {}),
+    "admm": (hansa.ConsensusADMM(SGD(**LOCAL)), {}),
 }
 BESIDE = ["fedprox", "fednova momentum", "qfedavg", "scaffold II"]  # all kinds of quantities beside an update
 CHANNELS: dict[str, dict[str, Any]] = {

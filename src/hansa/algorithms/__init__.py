@@ -1,13 +1,16 @@
 """Published algorithms: combinations of parts (solver, fusion, server optimiser), or rounds of their own."""
 
 from hansa.algorithms.adaptive_top_k import AdaptiveTopK
+from hansa.algorithms.admm import ConsensusADMM
 from hansa.algorithms.decentralized_sgd import DecentralizedSGD
+from hansa.algorithms.ditto import Ditto
 from hansa.algorithms.easgd import EASGD, OverlapSGD
 from hansa.algorithms.fedavg import FedAvg, FedSGD
 from hansa.algorithms.fedbuff import FedBuff
 from hansa.algorithms.fednova import FedNova
 from hansa.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from hansa.algorithms.fedper import FedPer
+from hansa.algorithms.fedplus import FedAvgPlus, FedCoMedPlus, FedGeoMedPlus
 from hansa.algorithms.fedprox import FedProx
 from hansa.algorithms.fsvrg import FSVRG
 from hansa.algorithms.hypcluster import HypCluster
@@ -22,12 +25,17 @@ __all__ = [
     "FSVRG",
     "IFCA",
     "AdaptiveTopK",
+    "ConsensusADMM",
     "DecentralizedSGD",
+    "Ditto",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedAvgPlus",
     "FedBuff",
+    "FedCoMedPlus",
+    "FedGeoMedPlus",
     "FedNova",
     "FedPer",
     "FedProx",

@@ -84,6 +84,7 @@ class Algorithm(Part):
     completes: ClassVar[str | None] = None  # the algorithm's name in `LocalSolver.partner`, if it needs such a solver
     takes_any: ClassVar[bool] = False  # whether it takes other solvers too, although `completes` names one
     trusts: ClassVar[bool] = False  # whether it needs the aggregator's own samples
+    whole_updates: ClassVar[bool] = False  # whether what a clip or noise changes in an update would stay wrong for good
     packs: ClassVar[bool] = False  # whether it packs updates by a transform of its own
     trains: ClassVar[bool] = True  # whether it trains the task's model; False for methods with their own model
     models: ClassVar[Literal["one", "several"]] = "one"  # "several": parties may train different architectures

@@ -48,11 +48,13 @@ def remember(memory: Memory, params: Params) -> Memory:
 @register("own-model")
 @dataclass(frozen=True)
 class OwnModelPredictor(Predictor):
-    """Each party's own model, from its memory."""
+    """Each party's own model, from its memory. A party without one uses the shared model, if the payload has it."""
 
     personal: ClassVar[bool] = True
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
+        if "model" in payload and f"{PREFIX}w" not in memory:
+            return payload
         return {"model": recall(party, memory)._asdict()}
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:

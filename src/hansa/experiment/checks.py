@@ -168,6 +168,11 @@ def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol:
             f"run.compress: the parties of {algorithm.name} send whole models to each other, and a transform is made "
             "for updates, which become small; leave it out"
         )
+    if algorithm.whole_updates and any(transform.name == "clip" for _, transform in used):
+        raise ConfigError(
+            f"run.compress: {algorithm.name} adds up the changes of what each party keeps, so what 'clip' cuts off would "
+            "be missing from its sum for good; leave it out"
+        )
     local = algorithm.parts().local
     if run.compress is not None and len(used) > 1:
         raise ConfigError("run.compress: the algorithm's local solver packs its updates already; leave one of them out")

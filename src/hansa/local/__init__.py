@@ -1,6 +1,8 @@
 """Local solvers: how a party trains the model on its own samples."""
 
 from hansa.local.adam import Adam
+from hansa.local.consensus import Consensus
+from hansa.local.ditto import TwoModels
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.elastic import Elastic, Overlapped
 from hansa.local.fair import Fair, FairGradient
@@ -8,6 +10,7 @@ from hansa.local.gradient import Gradient
 from hansa.local.normalise import Normalise
 from hansa.local.nova import Normalised
 from hansa.local.personal import Personal
+from hansa.local.plus import Plus
 from hansa.local.proximal import Proximal
 from hansa.local.pruned import Pruned, SquaredGradient
 from hansa.local.scaffold import Controlled
@@ -17,7 +20,7 @@ from hansa.local.step_rule import ClipRule, StepRule
 from hansa.local.svrg import SVRG
 
 __all__ = [
-    "DPSGD", "SGD", "SVRG", "Adam", "Batch", "Carry", "ClipRule", "Context", "Controlled", "Elastic", "Fair",
-    "FairGradient", "Gradient", "LocalSolver", "Normalise", "Normalised", "Overlapped", "Personal", "Proximal",
-    "Pruned", "SquaredGradient", "StepRule",
+    "DPSGD", "SGD", "SVRG", "Adam", "Batch", "Carry", "ClipRule", "Consensus", "Context", "Controlled", "Elastic",
+    "Fair", "FairGradient", "Gradient", "LocalSolver", "Normalise", "Normalised", "Overlapped", "Personal", "Plus",
+    "Proximal", "Pruned", "SquaredGradient", "StepRule", "TwoModels",
 ]  # fmt: skip

@@ -63,6 +63,7 @@ class Context:
     rule: Rule | None = None
     seen: Tensor | None = None  # the loss at the last gradient
     private: Callable[..., bytes] | None = None  # at a deployed party: secret bytes by purpose
+    beside: Any = None  # what a solver's `direction` hands to its `step` beside the direction
 
     @property
     def spec(self) -> ParamSpec:

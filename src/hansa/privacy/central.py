@@ -222,6 +222,11 @@ class CentralDP(Part):
                 f"{name}: parties send more than updates of a model{form}, and central differential privacy can clip "
                 "only updates; use an algorithm that averages updates, such as fedavg"
             )
+        if algorithm.whole_updates:
+            raise ConfigError(
+                f"{name}: the aggregator adds up the changes of what each party keeps, so what a clip cuts off, and "
+                "all noise, would stay in its sum for good; use ditto or another algorithm that averages updates"
+            )
         if algorithm.numbers:
             raise ConfigError(
                 f"{name}: beside the update parties send {' and '.join(algorithm.numbers)}, which a clip of the "

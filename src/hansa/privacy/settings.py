@@ -135,6 +135,11 @@ class Privacy:
                 f"privacy.bound: parties bound updates that are summed, and {algorithm.name} does something else with "
                 "the replies; leave privacy.bound out (run.max_norm rejects updates that the aggregator sees)"
             )
+        if algorithm.whole_updates:
+            raise ConfigError(
+                f"privacy.bound: {algorithm.name} adds up the changes of what each party keeps, so what a bound cuts "
+                "off would be missing from its sum for good; use ditto or another algorithm that averages updates"
+            )
         if problem.spec.stats:
             raise ConfigError(
                 "privacy.bound: the model has running statistics (BatchNorm), which are not part of the update and "
