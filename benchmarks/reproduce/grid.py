@@ -40,6 +40,7 @@ def arguments(description: str | None, rounds: int, seeds: Sequence[int]) -> arg
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
     parser.add_argument("--data-dir", type=Path, help="the folder with mnist/ (HANSA_DATA says the same)")
+    parser.add_argument("--device", default="cpu", help="where the parties train, for scripts that say so: cpu or cuda")
     given = parser.parse_args()
     if given.data_dir is not None:
         os.environ["HANSA_DATA"] = str(given.data_dir.resolve())

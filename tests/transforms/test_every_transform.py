@@ -27,7 +27,6 @@ METHODS: dict[str, hansa.Algorithm] = {
     "fedbuff": hansa.FedBuff(local=LOCAL, buffer=2),
     "fedper": hansa.FedPer(local=LOCAL),
     "ditto": hansa.Ditto(local=LOCAL),
-    "fedcomed+": hansa.FedCoMedPlus(local=LOCAL),
 }
 TRANSFORMS: dict[str, Transform] = {
     **{name: part() for name, part in registered("transform").items() if part.__module__.startswith("hansa.")},  # type: ignore[misc]

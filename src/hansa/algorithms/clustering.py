@@ -94,8 +94,8 @@ class Clustering(FedAvg):
             )
         if self.fusion.remembers:
             raise ConfigError(
-                f"{self.name}: {self.fusion.name} compares a party's updates of different rounds, and a party may change "
-                "its cluster; use another fusion"
+                f"{self.name}: {self.fusion.name} compares a party's updates of different rounds, and a party may "
+                "change its cluster; use another fusion"
             )
         super().check(problem)
         if self.clusters > problem.cohort_size:

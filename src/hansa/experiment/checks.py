@@ -170,8 +170,8 @@ def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol:
         )
     if algorithm.whole_updates and any(transform.name == "clip" for _, transform in used):
         raise ConfigError(
-            f"run.compress: {algorithm.name} adds up the changes of what each party keeps, so what 'clip' cuts off would "
-            "be missing from its sum for good; leave it out"
+            f"run.compress: {algorithm.name} adds up the changes of what each party keeps, so what 'clip' cuts off "
+            "would be missing from its sum for good; leave it out"
         )
     local = algorithm.parts().local
     if run.compress is not None and len(used) > 1:
