@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import hansa
 from hansa.algorithms import fedplus
 from hansa.algorithms.fedplus import FedPlus
-from hansa.fusion.moreau import prox
+from hansa.core.prox import prox
 from hansa.local import SGD, Adam, Gradient, Plus, Proximal
 from hansa.local.anchored import OWN
 from hansa.schedule import StepDecay

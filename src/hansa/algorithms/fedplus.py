@@ -11,11 +11,12 @@ from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Op
+from hansa.core.prox import Norm
 from hansa.core.registry import register
 from hansa.core.rows import Rows
 from hansa.fusion import Update, mean_update
 from hansa.fusion.fusion import lower_median, median
-from hansa.fusion.moreau import Norm, centre
+from hansa.fusion.moreau import centre
 from hansa.fusion.ordered import NotFinite
 from hansa.local import SGD, LocalSolver
 from hansa.local.anchored import check_inner

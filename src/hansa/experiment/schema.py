@@ -55,9 +55,9 @@ class SchemaBuilder:
         parts, keys = self.parts(kind), name_keys(kind)
         branches = []
         for name, cls in parts.items():
-            self.definitions[f"{kind}.{name}"] = self._part(kind, cls)
+            self.definitions[defined(kind, name)] = self._part(kind, cls)
             required = [f for f in field_types(cls) if field_default(cls, f) is dataclasses.MISSING]
-            then = [reference(f"{kind}.{name}"), *([{"required": required}] if required else [])]
+            then = [reference(defined(kind, name)), *([{"required": required}] if required else [])]
             for key in keys:
                 chosen = {"type": "object", "required": [key], "properties": {key: {"const": name}}}
                 branches.append({"if": chosen, "then": {"allOf": then} if required else then[0]})
@@ -159,7 +159,7 @@ class SchemaBuilder:
             named = {"properties": {key: {"enum": fits} for key in name_keys(kind)}}
             rules.append({"if": {"type": "string"}, "then": {"enum": fits}, "else": named})
         if isinstance(default, Part) and default.name in parts:
-            rules.append({"if": without_name(kind), "then": reference(f"{kind}.{default.name}")})
+            rules.append({"if": without_name(kind), "then": reference(defined(kind, default.name))})
         elif not reads_nameless(kind):
             rules.append(with_name(kind))
         return {"allOf": rules}
@@ -269,6 +269,11 @@ def with_name(kind: str) -> Schema:
 
 def _is_part(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Part)
+
+
+def defined(kind: str, name: str) -> str:
+    """The name of a part's definition. Some readers of schemas ignore a plus sign: fedavg+ would be fedavg."""
+    return f"{kind}.{name.replace('+', '-plus')}"
 
 
 def reference(name: str) -> Schema:

@@ -1,36 +1,22 @@
-"""Proximal maps and centres of the Fed+ family: minimisers of mean Moreau envelopes (Yu, Kundu, Wynter and Lim 2021).
+"""Centres of the Fed+ family: minimisers of mean Moreau envelopes (Yu, Kundu, Wynter and Lim 2021).
 
-phi is half the squared L2 norm, the L2 norm or the L1 norm. prox(v) minimises phi(u) + ||v - u||^2 / (2 rho), and the
-Moreau envelope is the minimum. The centre of vectors w_k minimises the mean of the envelopes of w_k - w over w. Between
-rho = infinity, where every centre is the mean, and rho = 0, the centre goes to the mean, the geometric median or the
-coordinate-wise median.
+The centre of vectors w_k minimises the mean of the Moreau envelopes of w_k - w over w (`core.prox`). For a large rho it
+is the mean; for a small rho it is the geometric median (L2 norm) or the coordinate-wise median (L1 norm).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from hansa.core.prox import Norm, prox
 from hansa.core.rows import Rows, total
 from hansa.fusion.coordinate import Median
 from hansa.fusion.distances import WIDE, combination
 from hansa.fusion.geometric import distances_to
 from hansa.fusion.ordered import in_order, middle_of
-
-Norm = Literal["squared", "l2", "l1"]  # phi: ||u||^2 / 2, ||u||, ||u||_1
-
-
-def prox(norm: Norm, v: Tensor, rho: float) -> Tensor:
-    """The proximal map of phi along the last dimension; `rho` may be infinite."""
-    if norm == "squared":
-        return v / (1 + rho)
-    if norm == "l1":
-        return v.sign() * (v.abs() - rho).clamp(min=0)
-    length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    return v * (1 - rho / length.clamp(min=torch.finfo(v.dtype).tiny)).clamp(min=0)
 
 
 def centre(norm: Norm, rows: Rows, rho: float, tolerance: float, iterations: int) -> Tensor:

@@ -14,8 +14,8 @@ from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.own_model import remember
 from hansa.core.params import Params
+from hansa.core.prox import Norm, prox
 from hansa.core.registry import register
-from hansa.fusion.moreau import Norm, prox
 from hansa.local.anchored import OWN, Anchored
 from hansa.local.solver import Carry, Context
 
