@@ -345,8 +345,6 @@ ALGORITHMS = {
     "admm": 'name = "admm"\nlocal = { lr = 0.1, batch = 4 }',
     "ditto": 'name = "ditto"\nlocal = { lr = 0.1, batch = 4 }',
     "fedcomed+": 'name = "fedcomed+"\nlocal = { lr = 0.1, batch = 4 }',
-    "fedbuff": 'name = "fedbuff"\nbuffer = 2\nlocal = { name = "wandering", lr = 0.1, batch = 4 }',
-    "scaffold": 'name = "scaffold"\nlocal = { lr = 0.1, batch = 4 }',
     "hypcluster": 'name = "hypcluster"\nstart = "spread"\nlocal = { lr = 0.1, batch = 4 }',
 }
 
