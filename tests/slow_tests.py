@@ -167,11 +167,10 @@ CASES: dict[str, dict[str, set[str]]] = {
         "test_it_keeps_the_promises_in_every_runtime": set(),
         "test_three_stages_give_a_model_that_no_party_had": {"stacked"},
     },
-    "plugins/test_fedmd.py": {
-        "test_it_keeps_the_promises_in_every_runtime": set(),
-        "test_scores_can_be_summed_in_secret": set(),
-    },
     "plugins/test_ifca.py": {
+        "test_it_keeps_the_promises_in_every_runtime": set(),
+    },
+    "plugins/test_own_scores.py": {
         "test_it_keeps_the_promises_in_every_runtime": set(),
     },
     "plugins/test_prototypes.py": {

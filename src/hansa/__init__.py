@@ -60,6 +60,7 @@ _EXPORTS = {
     "HypCluster": "hansa.algorithms",
     "IFCA": "hansa.algorithms",
     "AdaptiveTopK": "hansa.algorithms",
+    "FedMD": "hansa.algorithms",
     "FedNova": "hansa.algorithms",
     "OverlapSGD": "hansa.algorithms",
     "EASGD": "hansa.algorithms",

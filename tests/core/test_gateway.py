@@ -91,7 +91,8 @@ def watch() -> Watch:
         patch.setattr(ReferenceEngine, "one", one)
         for part in registered("algorithm").values():
             if part.__module__.startswith("hansa."):
-                simulate(algorithm=to_config(part()))
+                public = {"public": "hansa.testing:public_samples"} if getattr(part, "uses_public", False) else {}
+                simulate(task={**TREE["task"], **public}, algorithm=to_config(part()))
         simulate(algorithm={"name": "fsvrg", "form": "full"})
         simulate(algorithm={"name": "fednova", "local": {"name": "sgd"}})
         simulate(algorithm={"name": "prunefl", "interval": 1}, run={"rounds": 3})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ import torch
 from aiohttp import web
 from league import PARTIES, League, samples
 
-sys.path.append(str(Path(__file__).parents[1] / "plugins"))
-from fedmd import FedMD
-
 import hansa
 from hansa.core import codec, own_model
 from hansa.core.errors import ConfigError, DataError, PartyError
@@ -25,6 +21,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.params import Params
 from hansa.core.registry import build, to_config
+from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.party_routes import PartyRoutes
 from hansa.net.aggregator.runtime import NetworkRuntime
 from hansa.net.party.policy import Policy
@@ -34,7 +31,7 @@ from hansa.net.transport.wire import Blob, Order
 
 MODELS = {"small": "logistic", "large": {"name": "2nn", "hidden": 4}}
 PUBLIC = torch.randn(10, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-METHOD = FedMD(local=hansa.SGD(lr=0.1, batch=6), align=6)
+METHOD = hansa.FedMD(local=hansa.SGD(lr=0.1, batch=6), align=6, private_epochs=2)
 
 
 def tree(**task: Any) -> dict[str, Any]:
@@ -53,13 +50,13 @@ def joined(league: League, **policies: str) -> None:
         league.join(name, PartySamples(*samples(number)), policies.get(name, ""))
 
 
-def reference(*assigned: str, parties: Any = (0, 1, 2)) -> hansa.Result:
+def reference(*assigned: str, parties: Any = (0, 1, 2), rounds: int = 2) -> hansa.Result:
     fields: dict[str, Any] = {"inputs": (3,), "outputs": 2}
     parts = {"small": build("model", "logistic", **fields), "large": build("model", "2nn", hidden=4, **fields)}
     made = {name: lambda part=part: part().double() for name, part in parts.items()}
     pairs = [samples(k)[0] for k in parties]
     task = hansa.Task(parties=pairs, classes=2, models=made, assigned=assigned or None, public=PUBLIC)
-    return hansa.simulate(METHOD, task, rounds=2, seed=3, eval_parties=False)
+    return hansa.simulate(METHOD, task, rounds=rounds, seed=3, eval_parties=False)
 
 
 @pytest.mark.parametrize("choice", [(), ("large", "large", "small")], ids=["in turn", "own choice"])
@@ -86,6 +83,41 @@ def test_a_job_gives_the_bits_of_the_simulation_and_sends_public_samples_once(
         assert summary["bytes_down"] == wanted.summary["bytes_down"]
     assert sorted(sent) == sorted(PARTIES)
     assert len(list((league.folder / "homes" / "ann" / "public").iterdir())) == 1
+
+
+def test_no_parameter_of_a_party_s_model_is_in_any_message(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read all that passed the aggregator: every message to a party, and every reply."""
+    monkeypatch.setattr(Blobs, "discard", lambda self, digest: None)
+    monkeypatch.setattr(Blobs, "sweep", lambda self, keep: 0)
+    joined(league)
+    job = submit(league)
+    assert league.ended(job)["status"] == "finished"
+    wire = b"".join(league.aggregator.blobs.read(digest) for digest in league.aggregator.blobs)
+    wanted, earlier = reference(), reference(rounds=1)
+    scores = wanted.state.slots["scores"]
+    assert scores.numpy().tobytes() in wire  # the consensus of the last round
+    models = wanted.training.holdings.models
+    assert models is not None
+    for k in range(3):
+        party = Party(k, models.of(k), SampleGateway(samples(k)[0]), 3)
+        for w in (wanted.memories[k]["own/w"], earlier.memories[k]["own/w"], party.initial().w):
+            assert len(w) > 5 and not any(number.tobytes() in wire for number in w.numpy() if number)
+
+
+def test_a_party_that_leaves_and_comes_back_keeps_its_model(league: League) -> None:
+    joined(league)
+    job = submit(league, run={"rounds": 12})
+    league.until(lambda: len(league.shown(job)["rounds"]) >= 1)
+    for name in ("bob", "cid"):
+        league.members.pop(name).leave()
+        league.join(name, PartySamples(*samples(PARTIES.index(name))))
+    ended, wanted = league.ended(job), reference(rounds=12)
+    assert ended["status"] == "finished" and not any("missing" in line for line in ended["rounds"])
+    assert codec.encode(league.model(job)) == codec.encode(wanted.saved_model())
+    for line, expected in zip(ended["rounds"], wanted.history, strict=True):
+        assert [line[name] for name in ("train_loss", "digest_loss")] == [
+            expected[name] for name in ("train_loss", "digest_loss")
+        ]
 
 
 def test_parties_refuse_what_their_owners_did_not_allow_and_the_others_go_on(found: Callable[..., League]) -> None:

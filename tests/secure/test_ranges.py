@@ -119,7 +119,7 @@ def test_encryption_changes_no_algorithm_whatever_the_size_of_what_it_sends(chan
 def test_every_secure_channel_and_every_algorithm_that_sums_is_tested() -> None:
     assert set(CHANNELS) | {"masking"} == set(registered("secure"))
     # Models with layers; sums that are no updates; a method that also gathers, which secure sums refuse.
-    elsewhere = {"fedper", "prunefl", "d-psgd", "naive-bayes", "id3", "adaptive-top-k"}
+    elsewhere = {"fedmd", "fedper", "prunefl", "d-psgd", "naive-bayes", "id3", "adaptive-top-k"}
     elsewhere |= {"least-squares", "logistic-regression", "linear-svm", "kernel-svm"}
     own = {name for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
     reducing = {name for name in own if build("algorithm", name).verbs & {"reduce"}}

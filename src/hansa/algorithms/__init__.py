@@ -7,6 +7,7 @@ from hansa.algorithms.ditto import Ditto
 from hansa.algorithms.easgd import EASGD, OverlapSGD
 from hansa.algorithms.fedavg import FedAvg, FedSGD
 from hansa.algorithms.fedbuff import FedBuff
+from hansa.algorithms.fedmd import FedMD
 from hansa.algorithms.fednova import FedNova
 from hansa.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from hansa.algorithms.fedper import FedPer
@@ -36,6 +37,7 @@ __all__ = [
     "FedBuff",
     "FedCoMedPlus",
     "FedGeoMedPlus",
+    "FedMD",
     "FedNova",
     "FedPer",
     "FedProx",

@@ -56,6 +56,7 @@ class Problem:
     layout: ColumnLayout | None = None  # who holds what, if the parties hold different columns; then `shape` is ()
     empty: frozenset[int] = frozenset()  # parties without samples; none are known in a deployment
     drawn: Callable[[int], Params] | None = None  # other initial values of the model, by a key; None without a model
+    public_labels: bool = False  # whether the public samples have targets
 
 
 @dataclass(frozen=True)

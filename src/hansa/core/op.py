@@ -221,6 +221,14 @@ class Op(Part):
         """
         return None
 
+    @property
+    def largest(self) -> float | None:
+        """The largest absolute value of a reply's tensors, for values with a known range; None for no limit.
+
+        A reply with a larger value is rejected. In a secure sum it is the range of the values.
+        """
+        return None
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         """Run the op. Returns the reply, and the memory that the party keeps if the reply is fused."""
         raise TypeError(f"the op {self.name!r} does not define run()")

@@ -20,9 +20,14 @@ from hansa.core.registry import register
 PREFIX = "own/"  # of the model's vectors in a memory
 
 
+def known(memory: Memory) -> bool:
+    """Whether a memory has a model of the party's own."""
+    return f"{PREFIX}w" in memory
+
+
 def recall(party: Party, memory: Memory) -> Params:
     """The party's own model: as it remembers it, or its initial values, which differ from party to party."""
-    if f"{PREFIX}w" not in memory:
+    if not known(memory):
         return party.initial()
     params = Params(*(memory[f"{PREFIX}{name}"] for name in Params._fields))
     if [vector.shape for vector in params] != [vector.shape for vector in party.objective.initial]:
@@ -35,9 +40,14 @@ def recall(party: Party, memory: Memory) -> Params:
 
 def train(solver: Op, party: Party, params: Params) -> Params:
     """A model after a local solver has trained it on the party's samples; the solver keeps no memory."""
+    return trained(solver, party, params)[0]
+
+
+def trained(solver: Op, party: Party, params: Params) -> tuple[Params, dict[str, float]]:
+    """As `train`, with the metrics of the training."""
     reply, _ = solver.run(party, {"model": params._asdict()}, {})
     stats, counts = reply.tensors.get("stats", params.stats), reply.maxima.get("counts", params.counts)
-    return Params(params.w + reply.tensors["w"], stats, counts)
+    return Params(params.w + reply.tensors["w"], stats, counts), reply.metrics
 
 
 def remember(memory: Memory, params: Params) -> Memory:

@@ -103,6 +103,7 @@ def unsuitable(ask: Ask, rules: Rules, heaviest: int | None = None) -> str | Non
         (isinstance(op, PackingOp), "each reply is packed by a transform, and is opened by itself"),
         (rules.max_norm is not None or rules.growth is not None, "the norm of each update is limited"),
         (op.longest is not None, "each update must keep to a clip"),
+        (op.largest is not None, "the values of each reply are limited"),
         (rules.max_stats is not None, "the running statistics of each party are limited (run.max_stats)"),
         (heaviest is not None, "the weight of each party is capped"),
         (op.budget is not None, "each party reports its privacy spending"),

@@ -14,7 +14,7 @@ from hansa.core.buffer_checks import Spans, beside_fault, buffer_fault
 from hansa.core.errors import ConfigError
 from hansa.core.exact_sums import too_large
 from hansa.core.metric_ranges import COUNT, MOST, NAME, outside
-from hansa.core.norms import l2_norm, row_norms
+from hansa.core.norms import l2_norm, max_abs, row_norms
 from hansa.core.op import Op, PackingOp, Payload, Replies, Reply
 from hansa.core.shapes import Shape, fits, is_open, shape_text
 
@@ -153,6 +153,8 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
     reason = reason or beside_fault(reply.tensors, reply.weight, op, payload, limit)
     if reason is not None:
         return reason
+    if op.largest is not None and (most := max_abs(reply.tensors.values())) > op.largest * SLACK:
+        return f"it has values up to {most:.4g}, and the largest that a party may send is {op.largest:.4g}"
     if op.longest is not None:
         beside = op.beside(payload)
         joined = [tensor for name, tensor in reply.tensors.items() if name not in beside]
@@ -225,7 +227,7 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
         norms = row_norms(replies.tensors[op.update].flatten(1))
         if not bool((norms <= rules.max_norm).all()):
             return False
-    if op.longest is not None or rules.growth is not None or rules.worst is not None:
+    if any(limit is not None for limit in (op.longest, op.largest, rules.growth, rules.worst)):
         return False  # these limits are checked for each reply
     if len(payloads) > 1 and ("stats" in replies.tensors or replies.maxima or op.beside(payloads[0])):
         return False

@@ -107,7 +107,8 @@ class Training:
                        self.run.size(len(holdings)), holdings.tests is not None, trusted, self.run.seed,
                        {} if holdings.models is None else {n: o.spec for n, o in holdings.models.objectives.items()},
                        0 if holdings.public is None else len(holdings.public.x), holdings.layout,
-                       holdings.empty, None if self.objective.make is None else self.objective.drawn)  # fmt: skip
+                       holdings.empty, None if self.objective.make is None else self.objective.drawn,
+                       holdings.public is not None and holdings.public.y is not None)  # fmt: skip
 
     def _hooks(self, work: LocalWork) -> list[hooks.RoundHook]:
         """The hooks of this run, in the order of their fields in the metrics line."""

@@ -81,7 +81,7 @@ class Channel(Part):
     depend on `bits`. `max_weight` is the largest weight (number of samples) of a party. Metrics of an evaluation are
     weighted by the number of test samples. Sums that are not updates (counts, moments) give all parties the same
     weight, and their numbers are at most `statistics`. A party whose values are larger declines with the reason;
-    nothing is clipped.
+    nothing is clipped. Replies that declare their largest value (FedMD's scores) have that range in place of `range`.
     """
 
     kind: ClassVar[str] = "secure"
@@ -134,7 +134,8 @@ class Channel(Part):
             regime = {"range": self.statistics, "bits": bits, "max_weight": 1, "stochastic": False}
         else:
             weight = 1 if ask.uniform else self.max_weight
-            regime = {"range": self.range, "bits": self.bits, "max_weight": weight, "stochastic": self.stochastic}
+            largest = self.range if ask.op.largest is None else ask.op.largest
+            regime = {"range": largest, "bits": self.bits, "max_weight": weight, "stochastic": self.stochastic}
             self._room(self.bits, parties, weight)
         return {"inner": ask.op, **regime, "statistics": self.statistics, "parties": parties, "uniform": ask.uniform,
                 "noise": noise, "label": f"{ask.phase}.{ask.index}"}  # fmt: skip

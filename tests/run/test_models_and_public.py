@@ -1,16 +1,14 @@
-"""FedMD as a plug-in: parties with different architectures, and public samples, in every runtime."""
+"""Parties with different architectures, and public samples, in every engine and in experiment files."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fedmd import FedMD
 from torch import nn
 
 import hansa
@@ -22,7 +20,6 @@ from hansa.experiment.config import parse, read
 from hansa.experiment.deployed import own_samples
 from hansa.experiment.tasks import load_data
 from hansa.study.inputs import functions_of, inputs
-from hansa.testing import NetworkPool, PartyPool, check_algorithm
 
 DRAWS = torch.Generator().manual_seed(1)
 LINE = torch.tensor([1.0, -2.0, 0.5])
@@ -55,7 +52,7 @@ def task(**fields: Any) -> hansa.Task:
     return hansa.Task(**given)
 
 
-METHOD = FedMD(local=hansa.SGD(lr=0.2, epochs=4, batch=6), align=20)
+METHOD = hansa.FedMD(local=hansa.SGD(lr=0.2, epochs=4, batch=6), align=20, private_epochs=2)
 
 
 def test_parties_of_different_architectures_learn_and_keep_models_of_their_own(tmp_path: Path) -> None:
@@ -72,13 +69,6 @@ def test_parties_of_different_architectures_learn_and_keep_models_of_their_own(t
         assert torch.equal(hansa.load(tmp_path / "run").predict(x, party=party), scores)
     found = [float((result.predict(x, k).argmax(1) == y).double().mean()) for k, (x, y) in enumerate(TESTS)]
     assert sum(found) / 4 == pytest.approx(result.history[-1]["accuracy"])
-
-
-def test_one_party_digests_its_own_scores_which_changes_nothing() -> None:
-    """The invariant of the method: the gradient of the distance to one's own scores is zero."""
-    one = task(models={"small": small}, parties=PAIRS[:1], party_tests=TESTS[:1])
-    runs = [hansa.simulate(FedMD(local=METHOD.local, digest=rate), one, rounds=3) for rate in (0.05, 50.0)]
-    assert torch.equal(runs[0].memories[0]["own/w"], runs[1].memories[0]["own/w"])
 
 
 def test_a_single_model_for_all_parties_works_too() -> None:
@@ -178,13 +168,6 @@ def test_a_run_resumes_to_the_same_bits_and_is_refused_with_other_models(tmp_pat
     assert done.summary["bytes_down"] == whole.summary["bytes_down"]
 
 
-@pytest.mark.parametrize("privacy", [{"secure": "masking"}, {"secure": "paillier"}])
-def test_scores_can_be_summed_in_secret(privacy: dict[str, Any]) -> None:
-    plain, hidden = (hansa.simulate(METHOD, task(), rounds=1, eval_parties=False, **given)
-                     for given in ({}, {"privacy": privacy}))  # fmt: skip
-    torch.testing.assert_close(plain.state.slots["scores"], hidden.state.slots["scores"], rtol=0, atol=1e-4)
-
-
 TOML = """
 [task]
 dataset = "heart"
@@ -200,7 +183,7 @@ name = "iid"
 parties = 3
 
 [algorithm]
-name = "plugin-fedmd"
+name = "fedmd"
 
 [run]
 rounds = 1
@@ -212,7 +195,7 @@ def public_rows() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    "public", ["20", '"public.npz"', '"test_fedmd:public_rows"'], ids=["number", "file", "function"]
+    "public", ["20", '"public.npz"', '"test_models_and_public:public_rows"'], ids=["number", "file", "function"]
 )
 def test_an_experiment_file_names_models_and_public_samples(public: str, tmp_path: Path) -> None:
     x = load_data(parse({"task": {"dataset": "heart", "model": "logistic"}})).x
@@ -224,7 +207,7 @@ def test_an_experiment_file_names_models_and_public_samples(public: str, tmp_pat
     result = hansa.simulate(experiment.algorithm, task, **experiment.settings())
     holdings = result.training.holdings
     assert holdings.models is not None and holdings.models.turn == ("large", "small") and holdings.public is not None
-    assert len(holdings.public.x) == (12 if "fedmd" in public else 20) and holdings.public.y is not None
+    assert len(holdings.public.x) == (12 if "rows" in public else 20) and holdings.public.y is not None
     assert sum(len(pair[0]) for pair in task.parties) == len(x) - (20 if public == "20" else 0)
     own, _ = own_samples(experiment)
     sent = own["public"][0] if isinstance(own["public"], tuple) else own["public"]
@@ -236,7 +219,8 @@ def test_an_experiment_file_names_models_and_public_samples(public: str, tmp_pat
     [('model = "logistic"', "one model for all parties, or several by name"),
      ('assigned = ["tiny"]', "assigned: there is no model 'tiny'"), ("public = 0", "public must be a positive number"),
      ('assigned = "small"', "assigned"), ('public = "nowhere.npz"', "nowhere.npz"),
-     ('public = "test_fedmd:nothing"', "has no function 'nothing'"), ("public = 100000", "task.public: cannot keep")],
+     ('public = "test_models_and_public:nothing"', "has no function 'nothing'"),
+     ("public = 100000", "task.public: cannot keep")],
 )  # fmt: skip
 def test_an_experiment_file_that_does_not_fit_is_refused(task: str, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
@@ -247,31 +231,20 @@ def test_an_experiment_file_that_does_not_fit_is_refused(task: str, sentence: st
 
 def test_the_key_of_a_run_covers_public_samples_and_the_functions_of_models(tmp_path: Path) -> None:
     (tmp_path / "public.csv").write_text("a,y\n1,0\n")
-    task = {"dataset": "heart", "models": {"a": "logistic", "b": "test_fedmd:small"}, "public": "public.csv"}
-    found = inputs(parse({"task": task, "algorithm": "plugin-fedmd"}, str(tmp_path)))
-    assert "test_fedmd" in found["code"] and set(found["files"]) == {"public.csv"}
-    called = parse({"task": {**task, "public": "test_fedmd:public_rows"}, "algorithm": "plugin-fedmd"})
-    assert inputs(called)["files"] == {} and "test_fedmd:public_rows" in functions_of(called)
+    task = {
+        "dataset": "heart",
+        "models": {"a": "logistic", "b": "test_models_and_public:small"},
+        "public": "public.csv",
+    }
+    found = inputs(parse({"task": task, "algorithm": "fedmd"}, str(tmp_path)))
+    assert "test_models_and_public" in found["code"] and set(found["files"]) == {"public.csv"}
+    called = parse({"task": {**task, "public": "test_models_and_public:public_rows"}, "algorithm": "fedmd"})
+    assert inputs(called)["files"] == {} and "test_models_and_public:public_rows" in functions_of(called)
 
 
 def test_an_unknown_model_is_named_with_its_setting(tmp_path: Path) -> None:
-    tree = {"task": {"dataset": "heart", "models": {"a": "logistik"}}, "algorithm": "plugin-fedmd"}
+    tree = {"task": {"dataset": "heart", "models": {"a": "logistik"}}, "algorithm": "fedmd"}
     with pytest.raises(ConfigError, match=r"task\.models\.a: .*'logistik'.*'logistic'"):
         parse(tree)
     with pytest.raises(ConfigError, match=r"set task\.model, or task\.models"):
-        parse({"task": {"dataset": "heart"}, "algorithm": "plugin-fedmd"})
-
-
-@pytest.fixture(scope="module")
-def pool(installed: None) -> Iterator[PartyPool]:
-    pool = PartyPool()
-    yield pool
-    pool.close()
-
-
-def test_it_keeps_the_promises_in_every_runtime(pool: PartyPool, tmp_path: Path) -> None:
-    network = NetworkPool(tmp_path)
-    try:
-        check_algorithm(FedMD(), pool, network)
-    finally:
-        network.close()
+        parse({"task": {"dataset": "heart"}, "algorithm": "fedmd"})

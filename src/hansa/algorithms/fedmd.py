@@ -1,0 +1,314 @@
+"""FedMD: parties with models of different architectures learn from each other's class scores (Li and Wang 2019).
+
+Parties exchange scores on public samples, never parameters. In the authors' code the scores are compared by their mean
+absolute difference, and each party first trains on the public samples and on its own ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hansa.core import codec, own_model, rng
+from hansa.core.algorithm import Algorithm, Parts, Problem, State
+from hansa.core.errors import ConfigError, PartyError, RoundAborted
+from hansa.core.federation import Federation
+from hansa.core.gateway import SampleGateway
+from hansa.core.losses import Loss
+from hansa.core.norms import max_abs
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.params import Params
+from hansa.core.public import PublicSamples
+from hansa.core.registry import register
+from hansa.core.reply_checks import SLACK, all_finite
+from hansa.fusion import Fusion, WeightedMean
+from hansa.local import SGD
+from hansa.local.solver import LocalSolver
+
+Distance = Literal["mae", "mse", "kl"]
+
+
+@register("fedmd-scores")
+@dataclass(frozen=True)
+class PublicScores(Op):
+    """The class scores of the party's own model on `align` public samples, clipped to `max_score`.
+
+    A party without a model begins one, where the payload lets it: it trains on the `samples` public samples by the
+    solver `public`, and then on its own ones by `private`. The scores are called `w`, as fusions expect.
+    """
+
+    align: int = 1
+    samples: int = 1
+    classes: int = 2
+    max_score: float = 100.0
+    public: LocalSolver | None = None
+    private: LocalSolver | None = None
+    update: ClassVar[str | None] = "w"
+
+    def __post_init__(self) -> None:
+        check_exchange(self.align, self.max_score)
+        if self.align > self.samples:
+            raise ConfigError(f"align is {self.align}, and there are {self.samples} public samples; lower it")
+
+    @property
+    def largest(self) -> float | None:
+        return self.max_score
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        known = public_samples(party)
+        if len(known.x) != self.samples:
+            raise PartyError(f"the ask is about {self.samples} public samples, and there are {len(known.x)}")
+        if not own_model.known(memory):
+            if not payload.get("begin"):
+                raise PartyError("it has no model yet, and this ask does not let it begin one")
+            memory = own_model.remember(memory, self._pretrained(party, known))
+        scores = party.objective.outputs(own_model.recall(party, memory), aligned(party, self.align))
+        return Reply({"w": scores.clamp(-self.max_score, self.max_score).flatten()}, weight=party.n), memory
+
+    def _pretrained(self, party: Party, known: PublicSamples) -> Params:
+        model = party.initial()
+        if self.public is not None:
+            if known.y is None:
+                raise PartyError("the public samples have no labels to train on")
+            gateway = SampleGateway((known.x, known.y))
+            model, _ = trained(self.public, stage(party, "public pretraining", data=gateway), model)
+        if self.private is not None:
+            model, _ = trained(self.private, stage(party, "private pretraining"), model)
+        return model
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"w": ((self.align * self.classes,), payload["model"]["w"].dtype)}
+
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        begins = payload.get("begin")
+        public = self.public.demands(self.samples, {}) if begins and self.public is not None else {}
+        private = self.private.demands(n, {}) if begins and self.private is not None else {}
+        return together(public, private, {"steps": 1})
+
+
+@register("fedmd-learn")
+@dataclass(frozen=True)
+class DigestAndRevisit(Op):
+    """Fit the party's own model to scores on `align` public samples (digest), then train on its samples (revisit)."""
+
+    local: LocalSolver = SGD()
+    digest: LocalSolver = SGD()
+    align: int = 1
+    loss: Distance = "mae"
+    temperature: float = 1.0
+    max_score: float = 100.0
+    paced: ClassVar[bool] = True
+    measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "digest_loss"})
+
+    def __post_init__(self) -> None:
+        check_exchange(self.align, self.max_score)
+        check_distance(self.loss, self.temperature)
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        if not own_model.known(memory):
+            raise PartyError("it has no model yet, because it sent no scores")
+        model, x = own_model.recall(party, memory), aligned(party, self.align)
+        classes = party.objective.outputs(model, x[:1]).shape[-1]
+        scores = sent(payload, "scores", (self.align, classes)).to(x.device, model.w.dtype)
+        if max_abs([scores]) > self.max_score * SLACK:
+            raise PartyError(f"the payload has scores over {self.max_score:g}, the largest that a party may send")
+        objective = party.objective.with_loss(distance(self.loss, self.temperature))
+        public = stage(party, "digest", objective=objective, data=SampleGateway((x, scores)))
+        model, digested = trained(self.digest, public, model)
+        model, revisited = trained(self.local.at(payload.get("work") or {}), party, model)
+        losses = {"digest_loss": digested["train_loss"], "train_loss": revisited["train_loss"]}
+        return Reply({}, weight=party.n, metrics=losses), own_model.remember(memory, model)
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {}
+
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        return together(self.digest.demands(self.align, {}), self.local.demands(n, payload))
+
+
+@register("fedmd")
+@dataclass(frozen=True)
+class FedMD(Algorithm):
+    """Parties with models of their own learn from the mean of their class scores. Li and Wang 2019.
+
+    The first time that a party is asked, it trains its own model: `public_epochs` epochs on the public samples (by
+    default as many as on its own, or none if they have no labels), then `private_epochs` on its own samples. In each
+    round the parties score the same `align` public samples (by default all); the server fuses the scores. Then each
+    party fits its scores to the fused ones (digest) for `digest_epochs`, by `local` with `digest_lr` (by default the
+    rate of `local`) and `digest_batch`, and trains on its own samples by `local` (revisit). `loss` is the distance of
+    scores: `mae` as in the authors' code, `mse`, or `kl`, which softens both by `temperature`. Scores beyond
+    `max_score` are clipped.
+    """
+
+    local: LocalSolver = SGD(lr=0.05, epochs=10, batch=5)
+    fusion: Fusion = WeightedMean(uniform=True)
+    align: int | None = None
+    loss: Distance = "mae"
+    temperature: float = 1.0
+    digest_epochs: int = 1
+    digest_batch: int = 128
+    digest_lr: float | None = None
+    public_epochs: int | None = None
+    private_epochs: int = 10
+    max_score: float = 100.0
+    trains: ClassVar[bool] = False  # the server has no model
+    models: ClassVar[Literal["one", "several"]] = "several"
+    uses_public: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_exchange(1 if self.align is None else self.align, self.max_score)
+        check_distance(self.loss, self.temperature)
+        for name in ("digest_epochs", "digest_batch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("public_epochs", "private_epochs"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}; 0 leaves the training out")
+        if self.digest_lr is not None and not self.digest_lr > 0:
+            raise ConfigError(f"digest_lr must be positive, got {self.digest_lr}")
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return self.fusion.verbs | {"reduce"}
+
+    def parts(self) -> Parts:
+        return Parts(local=self.local, fusion=self.fusion)
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        local = self.local
+        if local.budget is not None or local.noisy:
+            raise ConfigError(
+                f"fedmd: parties train in several asks of a round, and the epsilon of {local.name!r} covers one "
+                "training per round; use another local solver, such as sgd"
+            )
+        if not local.paced or not all(local.has(name) for name in ("lr", "epochs", "steps", "batch")):
+            raise ConfigError(
+                f"fedmd: the local solver {local.name!r} takes no epochs of batches, and digest and pretraining need "
+                "them; use another one, such as sgd"
+            )
+        if self.fusion.trusts:
+            raise ConfigError(
+                f"fedmd: {self.fusion.name} judges updates of a model by the server's samples, and parties send class "
+                "scores; use another fusion, such as median"
+            )
+        if problem.classes is None:
+            raise ConfigError("fedmd: parties exchange class scores, and the task has no classes; use another task")
+        if self.align is not None and self.align > problem.public:
+            raise ConfigError(
+                f"fedmd: algorithm.align is {self.align}, and there are {problem.public} public samples; lower it, or "
+                "leave it out for all of them"
+            )
+        if self.public_epochs and not problem.public_labels:
+            raise ConfigError(
+                "fedmd: algorithm.public_epochs trains on public samples, which have no labels here; leave it out, or "
+                "give them labels (in Python, Task(public=(x, y)))"
+            )
+
+    def init(self, problem: Problem) -> State:
+        specs = list(problem.models.values()) or [problem.spec]
+        none = Params.none()
+        epochs = self.private_epochs if self.public_epochs is None else self.public_epochs
+        slots = {
+            "samples": problem.public, "classes": problem.classes, "begun": torch.zeros(problem.parties, dtype=bool),
+            "public_epochs": epochs if problem.public_labels else 0,
+        }  # fmt: skip
+        return State(none._replace(w=none.w.to(specs[0].dtype)), slots=slots)
+
+    async def round(self, fed: Federation, state: State) -> State:
+        samples, classes, begun = (state.slots[name] for name in ("samples", "classes", "begun"))
+        align = samples if self.align is None else self.align
+        public = self._solver(state.slots["public_epochs"], self.digest_batch)
+        private = self._solver(self.private_epochs, self.local.plan[2])
+        op = PublicScores(align, samples, classes, self.max_score, public, private)
+        new = {party: {"begin": True} for party in fed.cohort if not begun[party]}
+        update = await self.fusion.collect(fed, op, state.params, new)
+        if max_abs([update.w]) > self.max_score * SLACK:  # possible only where a sum hides the single scores
+            raise RoundAborted(f"fedmd: the mean score is over {self.max_score:g}: some party sent wrong numbers")
+        if new and update.replies == len(fed.cohort):  # otherwise it is not known which parties have begun
+            begun = begun.clone().index_fill(0, torch.tensor(list(fed.cohort)), True)
+        digest = self._solver(self.digest_epochs, self.digest_batch, self.digest_lr)
+        assert digest is not None
+        scores = update.w.view(align, classes)
+        learn = DigestAndRevisit(self.local, digest, align, self.loss, self.temperature, self.max_score)
+        await fed.reduce(learn, {"scores": scores})
+        return state.replace(scores=scores, begun=begun)
+
+    def _solver(self, epochs: int, batch: int | None, lr: float | None = None) -> LocalSolver | None:
+        """The local solver for another number of epochs; None for 0 epochs."""
+        rate = {} if lr is None else {"lr": lr}
+        return self.local.at({"epochs": epochs, "steps": None, "batch": batch, **rate}) if epochs else None
+
+    def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
+        """Each party's own model; the payload has the hash of the last scores, by which runs can be compared."""
+        scores = state.slots.get("scores")
+        return "own-model", {} if scores is None else {"scores": codec.digest({"scores": scores})}
+
+
+def check_exchange(align: int, max_score: float) -> None:
+    """Check the fields that the algorithm and its ops share."""
+    if align < 1:
+        raise ConfigError(f"align must be at least 1, got {align}; leave it out for all public samples")
+    if not 0 < max_score < 1e30:
+        raise ConfigError(f"max_score must be positive and less than 1e30, got {max_score}")
+
+
+def check_distance(loss: str, temperature: float) -> None:
+    """Check the distance of scores and its temperature."""
+    if not temperature > 0:
+        raise ConfigError(f"temperature must be positive, got {temperature}")
+    if temperature != 1 and loss != "kl":
+        raise ConfigError(f"temperature softens scores for the loss 'kl', and the loss is {loss!r}; leave it out")
+
+
+def public_samples(party: Party) -> PublicSamples:
+    """The public samples of the party's task; a PartyError if there are none."""
+    if party.public is None:
+        raise PartyError("the task has no public samples")
+    return party.public
+
+
+def aligned(party: Party, align: int) -> Tensor:
+    """The public samples of a round, drawn by a key that all parties share."""
+    x = public_samples(party).x
+    if align > len(x):
+        raise PartyError(f"the ask is about {align} public samples, and there are {len(x)}")
+    rows = rng.shuffled(rng.key(party.seed, "align", party.round), len(x))[:align]
+    return x[torch.from_numpy(np.sort(rows)).to(x.device)]
+
+
+def stage(party: Party, purpose: str, **fields: Any) -> Party:
+    """The party with random streams of its own for one training of several in a round."""
+    return replace(party, seed=rng.key(party.seed, "fedmd", purpose), **fields)
+
+
+def trained(solver: LocalSolver, party: Party, model: Params) -> tuple[Params, dict[str, float]]:
+    """A model after training and the metrics; a PartyError if the model is no longer finite."""
+    model, metrics = own_model.trained(solver, party, model)
+    if not all(all_finite(vector) for vector in (model.w, model.stats)):
+        raise PartyError("its model is not finite after training; lower the learning rate")
+    return model, metrics
+
+
+def together(*demands: Mapping[str, int]) -> dict[str, int]:
+    """The work of several trainings: the most epochs of one of them, and all steps."""
+    epochs = [each["epochs"] for each in demands if "epochs" in each]
+    return ({"epochs": max(epochs)} if epochs else {}) | {"steps": sum(each.get("steps", 0) for each in demands)}
+
+
+def distance(loss: Distance, temperature: float) -> str | Loss:
+    """The loss of scores against scores."""
+    return functools.partial(softened, temperature=temperature) if loss == "kl" else loss
+
+
+def softened(output: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """T^2 times the Kullback-Leibler divergence of softened scores, per sample. Hinton, Vinyals and Dean 2015."""
+    own, wanted = (F.log_softmax(scores / temperature, -1) for scores in (output, target))
+    return temperature**2 * F.kl_div(own, wanted, reduction="none", log_target=True).sum(-1)
