@@ -53,7 +53,7 @@ def experiment(task: str, method: str, rounds: int, seed: int, device: str) -> g
 
 
 def main() -> None:
-    given = grid.arguments(__doc__, rounds=60, seeds=(0, 1, 2))
+    given = grid.arguments(__doc__, rounds=60, seeds=(0, 1, 2), device="cpu")
 
     def name(task: str, method: str, seed: int) -> str:
         return f"{task}, {method}, seed {seed}"

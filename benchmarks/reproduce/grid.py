@@ -34,13 +34,15 @@ BENCHMARKS = Path(__file__).resolve().parent.parent
 IMAGES, RESULTS = BENCHMARKS / "images", BENCHMARKS / "results"
 
 
-def arguments(description: str | None, rounds: int, seeds: Sequence[int]) -> argparse.Namespace:
-    """What every script is asked: rounds, seeds, and where the data lie."""
+def arguments(description: str | None, rounds: int, seeds: Sequence[int],
+              device: str | None = None) -> argparse.Namespace:  # fmt: skip
+    """What every script is asked: rounds, seeds, where the data lie; with `device`, where it trains."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
     parser.add_argument("--data-dir", type=Path, help="the folder with mnist/ (HANSA_DATA says the same)")
-    parser.add_argument("--device", default="cpu", help="where the parties train, for scripts that say so: cpu or cuda")
+    if device is not None:
+        parser.add_argument("--device", default=device)
     given = parser.parse_args()
     if given.data_dir is not None:
         os.environ["HANSA_DATA"] = str(given.data_dir.resolve())
