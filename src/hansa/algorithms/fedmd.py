@@ -217,8 +217,9 @@ class FedMD(Algorithm):
         none = Params.none()
         epochs = self.private_epochs if self.public_epochs is None else self.public_epochs
         slots = {
-            "samples": problem.public, "classes": problem.classes, "begun": torch.zeros(problem.parties, dtype=bool),
+            "samples": problem.public, "classes": problem.classes,
             "public_epochs": epochs if problem.public_labels else 0,
+            "begun": torch.zeros(problem.parties, dtype=torch.bool),
         }  # fmt: skip
         return State(none._replace(w=none.w.to(specs[0].dtype)), slots=slots)
 
