@@ -33,7 +33,7 @@ def boyd(rounds: int, rho: float) -> tuple[list[float], list[float], float]:
 @pytest.mark.parametrize("model", [line, Scalar])
 def test_with_enough_local_steps_it_is_the_papers_iteration(model: object, engine: str) -> None:
     algorithm = hansa.ConsensusADMM(local=SGD(lr=0.2, steps=100, batch=None), rho=0.8)
-    for rounds in (1, 2, 5):
+    for rounds in (1, 3):
         done = hansa.simulate(algorithm, task(A, B, model=model), rounds=rounds, engine=engine)
         x, y, z = boyd(rounds, 0.8)
         assert float(done.state.params.w) == pytest.approx(z, abs=1e-10)
@@ -119,11 +119,10 @@ def test_with_per_samples_its_fixed_point_is_the_ridge_regression_on_all_samples
     means = [(p.T @ p / len(p) + decay * eye, p.T @ q / len(p)) for p, q in parties]
     uniform = torch.linalg.solve(sum(m for m, _ in means), sum(r for _, r in means))  # type: ignore[call-overload]
     assert float((pooled - uniform).abs().max()) > 0.1
-    for per_samples, optimum in ((5.0, pooled), (2.0, pooled), (None, uniform)):
-        lr = 0.1 if per_samples != 2.0 else 0.04
-        local = SGD(lr=lr, steps=6, batch=None, weight_decay=decay)
+    for per_samples, optimum in ((5.0, pooled), (None, uniform)):
+        local = SGD(lr=0.1, steps=6, batch=None, weight_decay=decay)
         algorithm = hansa.ConsensusADMM(local=local, rho=1.0, per_samples=per_samples)
-        done = hansa.simulate(algorithm, given, rounds=200, engine=engine)
+        done = hansa.simulate(algorithm, given, rounds=120, engine=engine)
         torch.testing.assert_close(done.state.params.w, optimum, rtol=0, atol=1e-8)
 
 
