@@ -89,7 +89,7 @@ def test_a_run_is_the_papers_equations(lam: float, member: type[FedPlus], model:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("member", MEMBERS)
 def test_unselected_parties_count_with_their_last_model(member: type[FedPlus], engine: str) -> None:
-    algorithm = member(local=SGD(lr=0.1, batch=4), mu=1e9)  # a large rho: every centre is the mean
+    algorithm = member(local=SGD(lr=0.1, batch=4), mu=1e9, lam=0.4)  # a large rho: every centre is the mean
     for rounds in (1, 3, 6):
         done = hansa.simulate(algorithm, classes(), rounds=rounds, cohort_size=1, engine=engine)
         models = own(done, 3, done.training.objective.initial.w)
