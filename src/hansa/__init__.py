@@ -38,6 +38,7 @@ for _kind in ("algorithm", "local"):
 
 _EXPORTS = {
     "ConsensusADMM": "hansa.algorithms",
+    "APFL": "hansa.algorithms",
     "DecentralizedSGD": "hansa.algorithms",
     "Ditto": "hansa.algorithms",
     "FedAvgPlus": "hansa.algorithms",
@@ -59,6 +60,8 @@ _EXPORTS = {
     "FedPer": "hansa.algorithms",
     "HypCluster": "hansa.algorithms",
     "IFCA": "hansa.algorithms",
+    "FedRep": "hansa.algorithms",
+    "LGFedAvg": "hansa.algorithms",
     "AdaptiveTopK": "hansa.algorithms",
     "FedMD": "hansa.algorithms",
     "FedNova": "hansa.algorithms",

@@ -20,6 +20,7 @@ from hansa.privacy.accounting import epsilon
 NOISY: dict[str, Any] = {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}
 RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd",
         "overlap-sgd", "fedper", "fsvrg", "ditto"}  # fmt: skip
+        "overlap-sgd", "fedper", "fedrep", "lg-fedavg", "apfl", "fsvrg"}  # fmt: skip
 REFUSED = {
     "fednova": "beside the update parties send tau, which a clip of the update's length does not bound",
     "qfedavg": "beside the update parties send h, which a clip of the update's length does not bound",
@@ -118,7 +119,7 @@ def test_what_the_guarantee_would_not_cover_is_refused() -> None:
     assert "takes 2 sums per round" in refusal(hansa.FSVRG(), privacy=adaptive)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedper", "fedrep"])
 def test_what_the_epsilon_of_a_local_solver_would_not_cover_is_refused(algorithm: str) -> None:
     noisy: Any = build("algorithm", algorithm, local={"name": "dp-sgd", "batch": 2})
     none: dict[str, Any] = {"privacy": None}

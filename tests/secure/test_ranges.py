@@ -46,6 +46,7 @@ ALGORITHMS: dict[str, tuple[hansa.Algorithm, dict[str, Any]]] = {
     "scaffold II": (hansa.Scaffold(Controlled(**LOCAL, option="II")), {}),
     "easgd": (hansa.EASGD(Elastic(**LOCAL)), {}),
     "overlap-sgd": (hansa.OverlapSGD(Overlapped(**LOCAL)), {}),
+    "apfl": (hansa.APFL(SGD(**LOCAL), alpha_lr=1e-4), {}),
     "fsvrg": (hansa.FSVRG(local=SVRG(h=0.001)), WIDE_UPDATES),
     "fedavg+": (hansa.FedAvgPlus(SGD(**LOCAL)), {}),
     "ditto": (hansa.Ditto(SGD(**LOCAL)), {}),
@@ -119,7 +120,7 @@ def test_encryption_changes_no_algorithm_whatever_the_size_of_what_it_sends(chan
 def test_every_secure_channel_and_every_algorithm_that_sums_is_tested() -> None:
     assert set(CHANNELS) | {"masking"} == set(registered("secure"))
     # Models with layers; sums that are no updates; a method that also gathers, which secure sums refuse.
-    elsewhere = {"fedmd", "fedper", "prunefl", "d-psgd", "naive-bayes", "id3", "adaptive-top-k"}
+    elsewhere = {"fedmd", "fedper", "fedrep", "lg-fedavg", "prunefl", "d-psgd", "naive-bayes", "id3", "adaptive-top-k"}
     elsewhere |= {"least-squares", "logistic-regression", "linear-svm", "kernel-svm"}
     own = {name for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
     reducing = {name for name in own if build("algorithm", name).verbs & {"reduce"}}

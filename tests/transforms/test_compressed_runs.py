@@ -65,7 +65,7 @@ def test_every_algorithm_that_trains_works_with_int8_in_every_engine_and_after_a
     reference = check_engines(algorithm, compress="int8")
     check_replay(algorithm, reference, compress="int8")
     plain = hansa.simulate(algorithm, experiment_for(algorithm).build_task(), **experiment_for(algorithm).settings())
-    if name != "fedper":  # the only layer of this model is the party's own head: the update is empty
+    if name not in ("fedper", "fedrep", "lg-fedavg"):  # the only layer of this model is the party's own: no update
         assert sum(line["bytes_up"] for line in reference.history) < sum(line["bytes_up"] for line in plain.history)
     assert all("rejected" not in line for line in reference.history)
 

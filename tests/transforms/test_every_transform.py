@@ -27,6 +27,9 @@ METHODS: dict[str, hansa.Algorithm] = {
     "fedbuff": hansa.FedBuff(local=LOCAL, buffer=2),
     "fedper": hansa.FedPer(local=LOCAL),
     "ditto": hansa.Ditto(local=LOCAL),
+    "fedrep": hansa.FedRep(local=LOCAL, head_epochs=1),
+    "lg-fedavg": hansa.LGFedAvg(local=LOCAL),
+    "apfl": hansa.APFL(local=LOCAL),
 }
 TRANSFORMS: dict[str, Transform] = {
     **{name: part() for name, part in registered("transform").items() if part.__module__.startswith("hansa.")},  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from hansa.algorithms.adaptive_top_k import AdaptiveTopK
 from hansa.algorithms.admm import ConsensusADMM
+from hansa.algorithms.apfl import APFL
 from hansa.algorithms.decentralized_sgd import DecentralizedSGD
 from hansa.algorithms.ditto import Ditto
 from hansa.algorithms.easgd import EASGD, OverlapSGD
@@ -13,15 +14,18 @@ from hansa.algorithms.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from hansa.algorithms.fedper import FedPer
 from hansa.algorithms.fedplus import FedAvgPlus, FedCoMedPlus, FedGeoMedPlus
 from hansa.algorithms.fedprox import FedProx
+from hansa.algorithms.fedrep import FedRep
 from hansa.algorithms.fsvrg import FSVRG
 from hansa.algorithms.hypcluster import HypCluster
 from hansa.algorithms.ifca import IFCA
+from hansa.algorithms.lg_fedavg import LGFedAvg
 from hansa.algorithms.prunefl import PruneFL
 from hansa.algorithms.qfedavg import QFedAvg, QFedSGD
 from hansa.algorithms.scaffold import Scaffold
 from hansa.algorithms.zenopp import ZenoPlusPlus
 
 __all__ = [
+    "APFL",
     "EASGD",
     "FSVRG",
     "IFCA",
@@ -41,9 +45,11 @@ __all__ = [
     "FedNova",
     "FedPer",
     "FedProx",
+    "FedRep",
     "FedSGD",
     "FedYogi",
     "HypCluster",
+    "LGFedAvg",
     "OverlapSGD",
     "PruneFL",
     "QFedAvg",

@@ -15,12 +15,55 @@ from hansa.core.op import Memory, Party, Payload
 from hansa.core.params import ParamSpec
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
-from hansa.local.personal import Division, Personal, divide, own_model
+from hansa.local.personal import Division, Personal, own_model
+
+
+class PersonalLayers(FedAvg):
+    """Base of methods in which the parties share some layers of the model and keep the others."""
+
+    whole: ClassVar[bool] = False
+    kept: ClassVar[str] = "head"  # what the layers that a party keeps are called
+
+    def personal(self) -> Personal:
+        """The local solver around `local`, which says which layers a party keeps."""
+        raise TypeError(f"the algorithm {self.name!r} does not define personal()")
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if not self.local.paced:
+            raise ConfigError(
+                f"{self.name}: the local solver {self.local.name!r} takes no steps, so it cannot train a {self.kept}"
+            )
+        if self.fusion.trusts:
+            raise ConfigError(f"{self.name}: {self.fusion.name} needs a whole model, and the server has no {self.kept}")
+        self.personal().division(problem.spec)
+
+    def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
+        layers = [(entry.name, entry.numel) for entry in spec.weights]
+        shared = torch.zeros(spec.dim, dtype=torch.bool)
+        shared[self.personal().division(spec).base] = True
+        pieces = torch.split(shared, [length for _, length in layers])
+        return [layer for layer, piece in zip(layers, pieces, strict=True) if bool(piece.any())]
+
+    def init(self, problem: Problem) -> State:
+        return State(problem.initial, slots={"base": self.personal().division(problem.spec).base})
+
+    async def round(self, fed: Federation, state: State) -> State:
+        base = state.slots["base"].to(state.params.w.device)
+        shared = state.params._replace(w=state.params.w.index_select(0, base))
+        update = await self.fusion.collect(fed, self.personal(), shared)
+        whole = torch.zeros_like(state.params.w).index_copy(0, base, update.w)
+        return self.server.step(state, update._replace(w=whole))
+
+    def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
+        base = state.slots["base"].to(state.params.w.device)
+        shared = state.params._replace(w=state.params.w.index_select(0, base))
+        return "personal", {"model": shared._asdict(), "base": base}
 
 
 @register("fedper")
 @dataclass(frozen=True)
-class FedPer(FedAvg):
+class FedPer(PersonalLayers):
     """Parties share the lower layers and keep their own last layers. Arivazhagan et al. 2019.
 
     The head is the last `layers` layers, or the parameters and layers that `head` names; it is trained together with
@@ -30,42 +73,18 @@ class FedPer(FedAvg):
 
     layers: int = 1
     head: tuple[str, ...] = ()
-    whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.layers < 0:
-            raise ConfigError(f"layers must not be negative, got {self.layers}")
+        check_layers(self.layers)
 
-    def check(self, problem: Problem) -> None:
-        super().check(problem)
-        if not self.local.paced:
-            raise ConfigError(f"fedper: the local solver {self.local.name!r} takes no steps, so it cannot train a head")
-        if self.fusion.trusts:
-            raise ConfigError(f"fedper: {self.fusion.name} needs a whole model, and the server has no head")
-        divide(problem.spec, self.layers, self.head)
+    def personal(self) -> Personal:
+        return Personal(self.local, self.layers, self.head)
 
-    def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
-        layers = [(entry.name, entry.numel) for entry in spec.weights]
-        shared = torch.zeros(spec.dim, dtype=torch.bool)
-        shared[divide(spec, self.layers, self.head).base] = True
-        pieces = torch.split(shared, [length for _, length in layers])
-        return [layer for layer, piece in zip(layers, pieces, strict=True) if bool(piece.any())]
 
-    def init(self, problem: Problem) -> State:
-        base = divide(problem.spec, self.layers, self.head).base
-        return State(problem.initial, slots={"base": base})
-
-    async def round(self, fed: Federation, state: State) -> State:
-        base = state.slots["base"].to(state.params.w.device)
-        shared = state.params._replace(w=state.params.w.index_select(0, base))
-        update = await self.fusion.collect(fed, Personal(self.local, self.layers, self.head), shared)
-        whole = torch.zeros_like(state.params.w).index_copy(0, base, update.w)
-        return self.server.step(state, update._replace(w=whole))
-
-    def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
-        base = state.slots["base"].to(state.params.w.device)
-        shared = state.params._replace(w=state.params.w.index_select(0, base))
-        return "personal", {"model": shared._asdict(), "base": base}
+def check_layers(layers: int) -> None:
+    """Check the number of layers that a party keeps."""
+    if layers < 0:
+        raise ConfigError(f"layers must not be negative, got {layers}")
 
 
 @register("personal")

@@ -1,15 +1,17 @@
 """Local solvers: how a party trains the model on its own samples."""
 
 from hansa.local.adam import Adam
+from hansa.local.alternating import Alternating
 from hansa.local.consensus import Consensus
 from hansa.local.ditto import TwoModels
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.elastic import Elastic, Overlapped
 from hansa.local.fair import Fair, FairGradient
 from hansa.local.gradient import Gradient
+from hansa.local.mixed import Mixed
 from hansa.local.normalise import Normalise
 from hansa.local.nova import Normalised
-from hansa.local.personal import Personal
+from hansa.local.personal import Personal, Representation
 from hansa.local.plus import Plus
 from hansa.local.proximal import Proximal
 from hansa.local.pruned import Pruned, SquaredGradient
@@ -20,7 +22,7 @@ from hansa.local.step_rule import ClipRule, StepRule
 from hansa.local.svrg import SVRG
 
 __all__ = [
-    "DPSGD", "SGD", "SVRG", "Adam", "Batch", "Carry", "ClipRule", "Consensus", "Context", "Controlled", "Elastic",
-    "Fair", "FairGradient", "Gradient", "LocalSolver", "Normalise", "Normalised", "Overlapped", "Personal", "Plus",
-    "Proximal", "Pruned", "SquaredGradient", "StepRule", "TwoModels",
+    "DPSGD", "SGD", "SVRG", "Adam", "Alternating", "Batch", "Carry", "ClipRule", "Consensus", "Context", "Controlled",
+    "Elastic", "Fair", "FairGradient", "Gradient", "LocalSolver", "Mixed", "Normalise", "Normalised", "Overlapped",
+    "Personal", "Plus", "Proximal", "Pruned", "Representation", "SquaredGradient", "StepRule", "TwoModels",
 ]  # fmt: skip

@@ -1,4 +1,8 @@
-"""Personal layers: the local solver of FedPer (Arivazhagan, Aggarwal, Singh and Choudhary 2019)."""
+"""Personal layers: the local solvers of FedPer and LG-FedAvg.
+
+Arivazhagan, Aggarwal, Singh and Choudhary 2019; Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency
+2020.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,10 @@ class Division(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def divide(spec: ParamSpec, layers: int, head: tuple[str, ...]) -> Division:
-    """Divide a model: the head is its last `layers` layers, or the parameters named by `head`."""
+def divide(spec: ParamSpec, layers: int, head: tuple[str, ...], lower: bool = False) -> Division:
+    """Divide a model: the head is its last `layers` layers (with `lower` its first), or what `head` names."""
     order = list(dict.fromkeys(entry.name.rpartition(".")[0] for entry in spec.weights))
-    last = order[max(0, len(order) - layers) :] if layers else []
+    last = order[:layers] if lower else order[max(0, len(order) - layers) :] if layers else []
     names = [entry.name for entry in spec.weights]
     for prefix in head:
         if not any(_inside(name, prefix) for name in names):
@@ -46,6 +50,13 @@ def divide(spec: ParamSpec, layers: int, head: tuple[str, ...]) -> Division:
         for entry in spec.weights
     ])  # fmt: skip
     return Division((~own).nonzero().flatten(), own.nonzero().flatten())
+
+
+@functools.lru_cache(maxsize=8)
+def in_head(division_of: Personal, spec: ParamSpec) -> Tensor:
+    """Which coordinates of a model are in a solver's head."""
+    base, head = division_of.division(spec)
+    return torch.zeros(len(base) + len(head), dtype=torch.bool).index_fill(0, head, True)
 
 
 def _inside(name: str, layer: str) -> bool:
@@ -62,10 +73,12 @@ class Personal(Delegating):
 
     layers: int = 1
     head: tuple[str, ...] = ()
+    lower: ClassVar[bool] = False  # whether the personal layers are the first ones
     partner: ClassVar[tuple[str, str] | None] = ("fedper", "which sends the base of the model without its head")
 
     def division(self, spec: ParamSpec) -> Division:
-        return divide(spec, self.layers, self.head)
+        """The shared and the personal coordinates of a model."""
+        return divide(spec, self.layers, self.head, self.lower)
 
     def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         head = initial.w.index_select(0, self.division(spec).head.to(initial.w.device))
@@ -86,3 +99,12 @@ def own_model(division: Division, initial: Tensor, base: Tensor, memory: Memory)
     """A party's whole vector: the shared base and its own head (the initial head if it has not trained yet)."""
     head = memory[HEAD] if HEAD in memory else initial.index_select(0, division.head.to(initial.device))
     return division.joined(base, head)
+
+
+@register("representation")
+@dataclass(frozen=True)
+class Representation(Personal):
+    """As `personal`, but the first layers are the party's own: its representation of the samples. Liang et al. 2020."""
+
+    lower: ClassVar[bool] = True
+    partner: ClassVar[tuple[str, str] | None] = ("lg-fedavg", "which sends the model without its first layers")
