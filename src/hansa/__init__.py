@@ -38,6 +38,7 @@ for _kind in ("algorithm", "local"):
 
 _EXPORTS = {
     "ConsensusADMM": "hansa.algorithms",
+    "DAPPER": "hansa.algorithms",
     "APFL": "hansa.algorithms",
     "DecentralizedSGD": "hansa.algorithms",
     "Ditto": "hansa.algorithms",
@@ -61,6 +62,7 @@ _EXPORTS = {
     "HypCluster": "hansa.algorithms",
     "IFCA": "hansa.algorithms",
     "FedRep": "hansa.algorithms",
+    "MAPPER": "hansa.algorithms",
     "LGFedAvg": "hansa.algorithms",
     "AdaptiveTopK": "hansa.algorithms",
     "FedMD": "hansa.algorithms",

@@ -346,6 +346,8 @@ ALGORITHMS = {
     "ditto": 'name = "ditto"\nlocal = { lr = 0.1, batch = 4 }',
     "fedcomed+": 'name = "fedcomed+"\nlocal = { lr = 0.1, batch = 4 }',
     "hypcluster": 'name = "hypcluster"\nstart = "spread"\nlocal = { lr = 0.1, batch = 4 }',
+    "fedrep": 'name = "fedrep"\nhead_epochs = 2\nlocal = { lr = 0.1, batch = 4 }',
+    "mapper": 'name = "mapper"\nlocal = { lr = 0.1, batch = 4 }',
 }
 
 

@@ -21,6 +21,7 @@ NOISY: dict[str, Any] = {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}
 RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd",
         "overlap-sgd", "fedper", "fsvrg", "ditto"}  # fmt: skip
         "overlap-sgd", "fedper", "fedrep", "lg-fedavg", "apfl", "fsvrg"}  # fmt: skip
+        "overlap-sgd", "fedper", "fedrep", "lg-fedavg", "apfl", "mapper", "fsvrg"}  # fmt: skip
 REFUSED = {
     "fednova": "beside the update parties send tau, which a clip of the update's length does not bound",
     "qfedavg": "beside the update parties send h, which a clip of the update's length does not bound",
@@ -42,6 +43,7 @@ REFUSED = {
     "linear-svm": "parties send more than updates of a model",
     "kernel-svm": "parties send more than updates of a model",
     "fedmd": "parties send more than updates of a model",
+    "dapper": "parties send more than updates of a model",
     "naive-bayes": "parties send more than updates of a model",
     "id3": "parties send more than updates of a model",
 }
@@ -87,6 +89,9 @@ def test_under_central_privacy_this_algorithm_is_refused_before_it_runs(name: st
     public = {"public": torch.randn(6, 3)} if algorithm.uses_public else {}
     task = small(trusted=(torch.randn(6, 3), torch.zeros(6, dtype=torch.int64)), **public)
     assert REFUSED[name] in refusal(algorithm, task)
+    own = torch.randn(6, 3), torch.zeros(6, dtype=torch.int64)
+    task = small(trusted=own, public=own if name == "dapper" else None)
+    assert REFUSED[name] in refusal(build("algorithm", name), task)
 
 
 def test_the_full_form_of_fsvrg_counts_features_and_is_refused() -> None:

@@ -15,6 +15,7 @@ import hansa
 from hansa.core.errors import ConfigError
 from hansa.core.registry import build, registered
 from hansa.local import SGD, SVRG, Controlled, Elastic, Fair, FairGradient, Gradient, Normalised, Overlapped, Proximal
+from hansa.local.model_interpolation import ModelInterpolation
 from hansa.secure import threshold
 from hansa.secure.channel import Channel
 from quadratics import ENGINES, found, task
@@ -46,6 +47,7 @@ ALGORITHMS: dict[str, tuple[hansa.Algorithm, dict[str, Any]]] = {
     "scaffold II": (hansa.Scaffold(Controlled(**LOCAL, option="II")), {}),
     "easgd": (hansa.EASGD(Elastic(**LOCAL)), {}),
     "overlap-sgd": (hansa.OverlapSGD(Overlapped(**LOCAL)), {}),
+    "mapper": (hansa.MAPPER(ModelInterpolation(**LOCAL)), {}),
     "apfl": (hansa.APFL(SGD(**LOCAL), alpha_lr=1e-4), {}),
     "fsvrg": (hansa.FSVRG(local=SVRG(h=0.001)), WIDE_UPDATES),
     "fedavg+": (hansa.FedAvgPlus(SGD(**LOCAL)), {}),
@@ -120,8 +122,8 @@ def test_encryption_changes_no_algorithm_whatever_the_size_of_what_it_sends(chan
 def test_every_secure_channel_and_every_algorithm_that_sums_is_tested() -> None:
     assert set(CHANNELS) | {"masking"} == set(registered("secure"))
     # Models with layers; sums that are no updates; a method that also gathers, which secure sums refuse.
-    elsewhere = {"fedmd", "fedper", "fedrep", "lg-fedavg", "prunefl", "d-psgd", "naive-bayes", "id3", "adaptive-top-k"}
-    elsewhere |= {"least-squares", "logistic-regression", "linear-svm", "kernel-svm"}
+    elsewhere = {"fedmd", "fedper", "fedrep", "lg-fedavg", "dapper", "prunefl", "d-psgd", "adaptive-top-k"}
+    elsewhere |= {"least-squares", "logistic-regression", "linear-svm", "kernel-svm", "naive-bayes", "id3"}
     own = {name for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
     reducing = {name for name in own if build("algorithm", name).verbs & {"reduce"}}
     assert {name.split()[0] for name in ALGORITHMS} | elsewhere == reducing

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
+from hansa.core.params import Params
 from hansa.core.registry import register, registered
-from hansa.local import DPSGD, SGD, LocalSolver, Personal, Proximal
+from hansa.local import DPSGD, SGD, LocalSolver, Personal, Proximal, Representation
 from hansa.local.pruned import mask_payload
 from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import ClipRule, StepRule
@@ -38,7 +39,19 @@ def half_pruned(objective: Objective) -> Mapping[str, Any]:
     return {"model": {**objective.initial._asdict(), "w": objective.initial.w[mask]}, **mask_payload(mask)}
 
 
-PAYLOADS = {"personal": base_alone, "pruned": half_pruned, "squared-gradient": half_pruned}
+def upper_alone(objective: Objective) -> Mapping[str, Any]:
+    base = Representation().division(objective.spec).base
+    return {"model": {**objective.initial._asdict(), "w": objective.initial.w[base]}}
+
+
+def no_model(objective: Objective) -> Mapping[str, Any]:
+    return {"model": Params.none()._asdict()}
+
+
+PAYLOADS = {
+    "personal": base_alone, "alternating": base_alone, "representation": upper_alone, "dapper": no_model,
+    "pruned": half_pruned, "squared-gradient": half_pruned,
+}  # fmt: skip
 
 
 def small(name: str) -> LocalSolver:

@@ -30,6 +30,7 @@ METHODS: dict[str, hansa.Algorithm] = {
     "fedrep": hansa.FedRep(local=LOCAL, head_epochs=1),
     "lg-fedavg": hansa.LGFedAvg(local=LOCAL),
     "apfl": hansa.APFL(local=LOCAL),
+    "mapper": hansa.MAPPER(),
 }
 TRANSFORMS: dict[str, Transform] = {
     **{name: part() for name, part in registered("transform").items() if part.__module__.startswith("hansa.")},  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from hansa.algorithms.adaptive_top_k import AdaptiveTopK
 from hansa.algorithms.admm import ConsensusADMM
 from hansa.algorithms.apfl import APFL
+from hansa.algorithms.dapper import DAPPER
 from hansa.algorithms.decentralized_sgd import DecentralizedSGD
 from hansa.algorithms.ditto import Ditto
 from hansa.algorithms.easgd import EASGD, OverlapSGD
@@ -19,6 +20,7 @@ from hansa.algorithms.fsvrg import FSVRG
 from hansa.algorithms.hypcluster import HypCluster
 from hansa.algorithms.ifca import IFCA
 from hansa.algorithms.lg_fedavg import LGFedAvg
+from hansa.algorithms.mapper import MAPPER
 from hansa.algorithms.prunefl import PruneFL
 from hansa.algorithms.qfedavg import QFedAvg, QFedSGD
 from hansa.algorithms.scaffold import Scaffold
@@ -26,9 +28,11 @@ from hansa.algorithms.zenopp import ZenoPlusPlus
 
 __all__ = [
     "APFL",
+    "DAPPER",
     "EASGD",
     "FSVRG",
     "IFCA",
+    "MAPPER",
     "AdaptiveTopK",
     "ConsensusADMM",
     "DecentralizedSGD",

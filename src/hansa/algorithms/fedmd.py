@@ -206,7 +206,7 @@ class FedMD(Algorithm):
                 f"fedmd: algorithm.align is {self.align}, and there are {problem.public} public samples; lower it, or "
                 "leave it out for all of them"
             )
-        if self.public_epochs and not problem.public_labels:
+        if self.public_epochs and not problem.public_targets:
             raise ConfigError(
                 "fedmd: algorithm.public_epochs trains on public samples, which have no labels here; leave it out, or "
                 "give them labels (in Python, Task(public=(x, y)))"
@@ -218,7 +218,7 @@ class FedMD(Algorithm):
         epochs = self.private_epochs if self.public_epochs is None else self.public_epochs
         slots = {
             "samples": problem.public, "classes": problem.classes,
-            "public_epochs": epochs if problem.public_labels else 0,
+            "public_epochs": epochs if problem.public_targets else 0,
             "begun": torch.zeros(problem.parties, dtype=torch.bool),
         }  # fmt: skip
         return State(none._replace(w=none.w.to(specs[0].dtype)), slots=slots)

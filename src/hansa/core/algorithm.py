@@ -56,7 +56,7 @@ class Problem:
     layout: ColumnLayout | None = None  # who holds what, if the parties hold different columns; then `shape` is ()
     empty: frozenset[int] = frozenset()  # parties without samples; none are known in a deployment
     drawn: Callable[[int], Params] | None = None  # other initial values of the model, by a key; None without a model
-    public_labels: bool = False  # whether the public samples have targets
+    public_targets: bool = False  # whether the public samples have targets
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ class Algorithm(Part):
     trains: ClassVar[bool] = True  # whether it trains the task's model; False for methods with their own model
     models: ClassVar[Literal["one", "several"]] = "one"  # "several": parties may train different architectures
     uses_public: ClassVar[bool] = False  # whether its parties need the task's public samples
+    public_targets: ClassVar[bool] = False  # whether its parties need the targets of the public samples
     data: ClassVar[Literal["rows", "columns"]] = "rows"  # over columns, `trains` is False
     whole: ClassVar[bool] = True  # whether a party's update has a number for each trained parameter of the model
     clustered: ClassVar[bool] = False  # whether groups of parties train a model each, and parties are sent all of them
@@ -206,6 +207,12 @@ class Algorithm(Part):
             raise ConfigError(
                 f"{self.name} needs samples that every party sees, and the task has none; set task.public to a number "
                 "of samples, a file or a function (in Python, Task(public=x))"
+            )
+        if self.public_targets and not problem.public_targets:
+            raise ConfigError(
+                f"{self.name} needs public samples with targets, and task.public has features alone; give a number of "
+                "samples, a file with the target column, or a function that returns (x, y) (in Python, "
+                "Task(public=(x, y)))"
             )
         if problem.public and not self.uses_public:
             raise ConfigError(f"{self.name} uses no public samples; leave task.public out")

@@ -3,12 +3,14 @@
 from hansa.local.adam import Adam
 from hansa.local.alternating import Alternating
 from hansa.local.consensus import Consensus
+from hansa.local.data_interpolation import DataInterpolation
 from hansa.local.ditto import TwoModels
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.elastic import Elastic, Overlapped
 from hansa.local.fair import Fair, FairGradient
 from hansa.local.gradient import Gradient
 from hansa.local.mixed import Mixed
+from hansa.local.model_interpolation import ModelInterpolation
 from hansa.local.normalise import Normalise
 from hansa.local.nova import Normalised
 from hansa.local.personal import Personal, Representation
@@ -23,6 +25,7 @@ from hansa.local.svrg import SVRG
 
 __all__ = [
     "DPSGD", "SGD", "SVRG", "Adam", "Alternating", "Batch", "Carry", "ClipRule", "Consensus", "Context", "Controlled",
-    "Elastic", "Fair", "FairGradient", "Gradient", "LocalSolver", "Mixed", "Normalise", "Normalised", "Overlapped",
-    "Personal", "Plus", "Proximal", "Pruned", "Representation", "SquaredGradient", "StepRule", "TwoModels",
+    "DataInterpolation", "Elastic", "Fair", "FairGradient", "Gradient", "LocalSolver", "Mixed", "ModelInterpolation",
+    "Normalise", "Normalised", "Overlapped", "Personal", "Plus", "Proximal", "Pruned", "Representation",
+    "SquaredGradient", "StepRule", "TwoModels",
 ]  # fmt: skip

@@ -53,10 +53,10 @@ def divide(spec: ParamSpec, layers: int, head: tuple[str, ...], lower: bool = Fa
 
 
 @functools.lru_cache(maxsize=8)
-def in_head(division_of: Personal, spec: ParamSpec) -> Tensor:
-    """Which coordinates of a model are in a solver's head."""
-    base, head = division_of.division(spec)
-    return torch.zeros(len(base) + len(head), dtype=torch.bool).index_fill(0, head, True)
+def in_head(solver: Personal, spec: ParamSpec, device: torch.device) -> Tensor:
+    """Which coordinates of a model are in a solver's head; on a GPU a recorded step must not copy them each time."""
+    base, head = solver.division(spec)
+    return torch.zeros(len(base) + len(head), dtype=torch.bool).index_fill(0, head, True).to(device)
 
 
 def _inside(name: str, layer: str) -> bool:

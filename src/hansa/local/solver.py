@@ -20,6 +20,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, like
 from hansa.core.params import Params, ParamSpec
+from hansa.core.public import PublicSamples
 from hansa.core.registry import fill
 from hansa.core.stopping import go_on
 from hansa.local.clipping import clipped_sum
@@ -64,6 +65,7 @@ class Context:
     seen: Tensor | None = None  # the loss at the last gradient
     private: Callable[..., bytes] | None = None  # at a deployed party: secret bytes by purpose
     beside: Any = None  # what a solver's `direction` hands to its `step` beside the direction
+    public: PublicSamples | None = None  # the task's public samples
 
     @property
     def spec(self) -> ParamSpec:
@@ -330,7 +332,7 @@ class LocalSolver(Op):
         keys = rng.step_keys(base, len(batches)).to(objective.device)
         ctx = Context(objective, party.n, len(batches), party.round, self.rate(party.round), lambda: whole,
                       (model.stats, model.counts), torch.tensor(base, device=objective.device), rule=rule,
-                      private=party.private if party.secret else None)  # fmt: skip
+                      private=party.private if party.secret else None, public=party.public)  # fmt: skip
         fresh = self.remember(objective.spec, objective.initial)
         before = {name: memory.get(name, value).to(objective.device) for name, value in fresh.items()}
         extra = {name: value for name, value in payload.items() if name != "model"}

@@ -241,7 +241,8 @@ class Chain:
         n = len(batch.x)
         if n not in self._shares:
             self._shares[n] = torch.full((1, n), 1.0 / n, dtype=w.dtype)
-        gradient, losses = self.gradient(w.unsqueeze(0), self.objective.laid_out(batch.x), batch.y, self._shares[n])
+        share = self._shares[n] if batch.mask is None else (batch.mask / batch.mask.sum()).unsqueeze(0)
+        gradient, losses = self.gradient(w.unsqueeze(0), self.objective.laid_out(batch.x), batch.y, share)
         return gradient[0], losses.sum()
 
     def _sweep(self, weights: dict[str, Tensor], into: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,

@@ -193,7 +193,8 @@ class Program:
             def load() -> Batch:
                 raise RuntimeError("a solver that looks at all samples at each step cannot be recorded")
 
-            ctx = Context(objective, n, steps, round, rate, load, buffers, base, stacked=True)  # type: ignore[arg-type]
+            ctx = Context(objective, n, steps, round, rate, load, buffers, base, stacked=True,  # type: ignore[arg-type]
+                          public=self.engine.holdings.public)  # fmt: skip
             alive = at[0] < steps
             mask = torch.where(alive, (share > 0).to(share.dtype), 1.0) if self.padded else None
             with Rewritten(count):

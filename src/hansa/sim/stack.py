@@ -224,7 +224,7 @@ class Stack:
         chain = self.engine.chain if self.engine.chain is not None and self.engine.chain.stacks else None
         rule = None if chain is None else functools.partial(chain_gradient, chain)
         return Context(self.engine.objective, n, steps, self.round, rate[0] if rate else self.rate, load, buffers, key,
-                       stacked=True, rule=rule)  # fmt: skip
+                       stacked=True, rule=rule, public=self.engine.holdings.public)  # fmt: skip
 
     @functools.cached_property
     def memory(self) -> dict[str, Tensor]:

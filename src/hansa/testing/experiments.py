@@ -44,13 +44,19 @@ def experiment_for(algorithm: Algorithm, **run: Any) -> Experiment:
         del task["model"]
         task["models"] = {"small": "logistic", "large": {"name": "2nn", "hidden": 6}}
     if algorithm.uses_public:
-        task["public"] = "hansa.testing:public_samples"
+        task["public"] = f"hansa.testing:{'public_pairs' if algorithm.public_targets else 'public_samples'}"
     return parse({**tree, "task": task, "algorithm": to_config(algorithm), "run": {**tree["run"], **run}})
 
 
 def public_samples() -> Tensor:
     """The public samples of the checks, without targets."""
     return load_data(parse(TREE)).x[::20]
+
+
+def public_pairs() -> tuple[Tensor, Tensor]:
+    """The same samples with their targets."""
+    data = load_data(parse(TREE))
+    return data.x[::20], data.y[::20]
 
 
 def simulated(experiment: Experiment, **settings: Any) -> Result:

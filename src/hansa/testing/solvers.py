@@ -52,7 +52,8 @@ class _Setting:
     def __init__(self, extra: Extra | None = None) -> None:
         make = np.random.default_rng(0)
         parties = [(make.normal(size=(n, FEATURES)), make.integers(0, CLASSES, n)) for n in SIZES]
-        task = Task(_network, "cross_entropy", parties, classes=CLASSES)
+        public = make.normal(size=(4, FEATURES)), make.integers(0, CLASSES, 4)
+        task = Task(_network, "cross_entropy", parties, classes=CLASSES, public=public)
         self.objective = Objective(task.model, task.loss, 0)
         self.holdings: Holdings = task.holdings(self.objective)
         self.extra = extra
@@ -90,7 +91,8 @@ class _Setting:
         initial = self.objective.initial
         solver.prepare(self.objective, x, y)
         return Context(self.objective, len(x), solver.count(len(x)), round, solver.rate(round),
-                       lambda: Batch(x, y, None), (initial.stats, initial.counts), rng_key(party))  # fmt: skip
+                       lambda: Batch(x, y, None), (initial.stats, initial.counts), rng_key(party),
+                       public=self.holdings.public)  # fmt: skip
 
     def memory(self, solver: LocalSolver) -> Memory:
         return solver.remember(self.objective.spec, self.objective.initial)
