@@ -67,6 +67,7 @@ _EXPORTS = {
     "AdaptiveTopK": "hansa.algorithms",
     "FedMD": "hansa.algorithms",
     "FedNova": "hansa.algorithms",
+    "OptimalAveraging": "hansa.algorithms",
     "OverlapSGD": "hansa.algorithms",
     "EASGD": "hansa.algorithms",
     "ZenoPlusPlus": "hansa.algorithms",

@@ -22,6 +22,8 @@ RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedp
         "overlap-sgd", "fedper", "fsvrg", "ditto"}  # fmt: skip
         "overlap-sgd", "fedper", "fedrep", "lg-fedavg", "apfl", "fsvrg"}  # fmt: skip
         "overlap-sgd", "fedper", "fedrep", "lg-fedavg", "apfl", "mapper", "fsvrg"}  # fmt: skip
+        "overlap-sgd", "fedper", "fedrep", "lg-fedavg", "apfl", "mapper", "optimal-averaging",
+        "fsvrg"}  # fmt: skip
 REFUSED = {
     "fednova": "beside the update parties send tau, which a clip of the update's length does not bound",
     "qfedavg": "beside the update parties send h, which a clip of the update's length does not bound",

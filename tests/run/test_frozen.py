@@ -62,7 +62,7 @@ def test_a_party_sends_no_frozen_parameter_and_is_sent_none() -> None:
 ALGORITHMS = [
     "fedavg", "fedprox", "scaffold", "fednova", "fedper", "d-psgd", "fedbuff", "easgd", "zeno++", "fedadam", "qfedavg",
     "overlap-sgd", "prunefl", "fedavg+", "fedgeomed+", "fedcomed+", "ditto", "admm", "fedrep", "lg-fedavg", "apfl",
-    "mapper",
+    "mapper", "optimal-averaging",
 ]  # fmt: skip
 
 

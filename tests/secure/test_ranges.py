@@ -15,6 +15,7 @@ import hansa
 from hansa.core.errors import ConfigError
 from hansa.core.registry import build, registered
 from hansa.local import SGD, SVRG, Controlled, Elastic, Fair, FairGradient, Gradient, Normalised, Overlapped, Proximal
+from hansa.local.halves import Halves
 from hansa.local.model_interpolation import ModelInterpolation
 from hansa.secure import threshold
 from hansa.secure.channel import Channel
@@ -47,6 +48,7 @@ ALGORITHMS: dict[str, tuple[hansa.Algorithm, dict[str, Any]]] = {
     "scaffold II": (hansa.Scaffold(Controlled(**LOCAL, option="II")), {}),
     "easgd": (hansa.EASGD(Elastic(**LOCAL)), {}),
     "overlap-sgd": (hansa.OverlapSGD(Overlapped(**LOCAL)), {}),
+    "optimal-averaging": (hansa.OptimalAveraging(Halves(**LOCAL)), {}),
     "mapper": (hansa.MAPPER(ModelInterpolation(**LOCAL)), {}),
     "apfl": (hansa.APFL(SGD(**LOCAL), alpha_lr=1e-4), {}),
     "fsvrg": (hansa.FSVRG(local=SVRG(h=0.001)), WIDE_UPDATES),

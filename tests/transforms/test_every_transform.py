@@ -31,6 +31,7 @@ METHODS: dict[str, hansa.Algorithm] = {
     "lg-fedavg": hansa.LGFedAvg(local=LOCAL),
     "apfl": hansa.APFL(local=LOCAL),
     "mapper": hansa.MAPPER(),
+    "optimal-averaging": hansa.OptimalAveraging(),
 }
 TRANSFORMS: dict[str, Transform] = {
     **{name: part() for name, part in registered("transform").items() if part.__module__.startswith("hansa.")},  # type: ignore[misc]

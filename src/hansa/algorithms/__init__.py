@@ -21,6 +21,7 @@ from hansa.algorithms.hypcluster import HypCluster
 from hansa.algorithms.ifca import IFCA
 from hansa.algorithms.lg_fedavg import LGFedAvg
 from hansa.algorithms.mapper import MAPPER
+from hansa.algorithms.optimal_averaging import OptimalAveraging
 from hansa.algorithms.prunefl import PruneFL
 from hansa.algorithms.qfedavg import QFedAvg, QFedSGD
 from hansa.algorithms.scaffold import Scaffold
@@ -54,6 +55,7 @@ __all__ = [
     "FedYogi",
     "HypCluster",
     "LGFedAvg",
+    "OptimalAveraging",
     "OverlapSGD",
     "PruneFL",
     "QFedAvg",

@@ -9,6 +9,7 @@ from hansa.local.dp_sgd import DPSGD
 from hansa.local.elastic import Elastic, Overlapped
 from hansa.local.fair import Fair, FairGradient
 from hansa.local.gradient import Gradient
+from hansa.local.halves import Halves
 from hansa.local.mixed import Mixed
 from hansa.local.model_interpolation import ModelInterpolation
 from hansa.local.normalise import Normalise
@@ -25,7 +26,7 @@ from hansa.local.svrg import SVRG
 
 __all__ = [
     "DPSGD", "SGD", "SVRG", "Adam", "Alternating", "Batch", "Carry", "ClipRule", "Consensus", "Context", "Controlled",
-    "DataInterpolation", "Elastic", "Fair", "FairGradient", "Gradient", "LocalSolver", "Mixed", "ModelInterpolation",
-    "Normalise", "Normalised", "Overlapped", "Personal", "Plus", "Proximal", "Pruned", "Representation",
-    "SquaredGradient", "StepRule", "TwoModels",
+    "DataInterpolation", "Elastic", "Fair", "FairGradient", "Gradient", "Halves", "LocalSolver", "Mixed",
+    "ModelInterpolation", "Normalise", "Normalised", "Overlapped", "Personal", "Plus", "Proximal", "Pruned",
+    "Representation", "SquaredGradient", "StepRule", "TwoModels",
 ]  # fmt: skip
