@@ -35,10 +35,12 @@ from hansa.models import TwoNN
 
 LIMIT = 1.3
 DIRECT, GENERAL, ONE_GRADIENT = "fedavg", "fedavg, general", "fedsgd"
+TWO_EPOCHS = "fedavg, general, 2 epochs"
 FULL_GRADIENT, FULL_LOSS = "a gradient on all samples", "the loss on all samples"
 TWO_LOSSES = "the losses of 2 models on all samples"
 CENTRE, SECOND_MODEL = "a centre of all 100 parties' models", "a gradient of a second model at each step"
-MORE = (FULL_GRADIENT, TWO_LOSSES, CENTRE, SECOND_MODEL)  # what may cost more than the limit
+SEVERAL = "gradients of 3 models at each step"
+MORE = (FULL_GRADIENT, TWO_LOSSES, CENTRE, SECOND_MODEL, SEVERAL)  # what may cost more than the limit
 
 
 @register("benchmark-general")
@@ -81,6 +83,7 @@ def methods() -> dict[str, Method]:
     return {
         DIRECT: Method(build("fedavg", local=plain)),
         GENERAL: Method(build("fedavg", local=local("benchmark-general")), GENERAL),
+        TWO_EPOCHS: Method(build("fedavg", local=local("benchmark-general", epochs=2)), TWO_EPOCHS),
         ONE_GRADIENT: Method(build("fedsgd"), ONE_GRADIENT),
         "fedavgm": Method(build("fedavgm", local=plain)),
         "fedadagrad": Method(build("fedadagrad", local=plain)),
@@ -96,6 +99,12 @@ def methods() -> dict[str, Method]:
         "fedper": Method(build("fedper", local=plain)),
         "hypcluster": Method(build("hypcluster", local=plain), extra=TWO_LOSSES),
         "hypcluster, sums": Method(build("hypcluster", local=plain, hidden=True), extra=TWO_LOSSES),
+        "lg-fedavg": Method(build("lg-fedavg", local=plain)),
+        "fedrep": Method(build("fedrep", local=plain, head_epochs=1), TWO_EPOCHS),
+        "apfl": Method(build("apfl", local=plain), GENERAL, SECOND_MODEL),
+        "optimal-averaging": Method(build("optimal-averaging", local=local("halves")), GENERAL, SECOND_MODEL),
+        "mapper": Method(build("mapper", local=local("mapper", grid=[0.5])), GENERAL, FULL_LOSS),
+        "mapper, grid of 3": Method(build("mapper", local=local("mapper")), GENERAL, SEVERAL),
         "overlap-sgd": Method(build("overlap-sgd", local=local("overlap"))),
         "fedavg+": Method(build("fedavg+", local=plain)),
         "fedgeomed+": Method(build("fedgeomed+", local=plain), extra=CENTRE),
