@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.fusion import FLTrust
-from hansa.local import DPSGD, SGD, Adam, Gradient, Proximal
+from hansa.local import DPSGD, SGD, Adam, Gradient, Halves, ModelInterpolation, Proximal
 from hansa.local.mixed import ALPHA, OWN
 from quadratics import ENGINES
 from wire import sent_and_remembered
@@ -125,6 +125,11 @@ def test_no_number_of_an_own_model_or_of_alpha_is_in_any_message() -> None:
 def test_what_cannot_train_an_own_model_is_refused(make: Any, reason: str) -> None:
     with pytest.raises(hansa.ConfigError, match=reason):
         hansa.simulate(make(), task(), rounds=1)
+
+
+def test_a_step_takes_the_simulated_time_of_its_gradients() -> None:
+    shares = {hansa.APFL().mixed(): 2.0, ModelInterpolation(): 3.0, ModelInterpolation(grid=(0.5,)): 1.0, Halves(): 2.0}
+    assert {solver: solver.share({}) for solver in shares} == shares
 
 
 def test_a_fusion_that_trains_at_the_server_needs_no_own_model_there() -> None:

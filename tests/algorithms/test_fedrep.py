@@ -124,6 +124,7 @@ def test_no_number_of_a_party_s_own_layers_is_in_any_message(name: str) -> None:
     ("make", "reason"),
     [
         (lambda: hansa.FedRep(head_epochs=0), "head_epochs must be at least 1, got 0"),
+        (lambda: Alternating(base_epochs=0), "base_epochs must be at least 1, got 0"),
         (lambda: hansa.FedRep(layers=-1), "layers must not be negative, got -1"),
         (lambda: hansa.LGFedAvg(layers=-1), "layers must not be negative, got -1"),
         (lambda: hansa.FedRep(head=("top",)), "the model has no parameter or layer 'top'; it has: 0.weight, 0.bias, 2"),

@@ -219,6 +219,7 @@ def batch_norm() -> nn.Module:
         (lambda: mapper(()), {}, "grid must list weights in 0..1, got []"),
         (lambda: mapper((0.5, 1.5)), {}, "grid must list weights in 0..1"),
         (lambda: mapper((0.5, 0.5)), {}, "grid lists a weight twice"),
+        (lambda: dapper(tuple(k / 21 for k in range(21))), {}, "grid lists 21 weights, .* give at most 20"),
         (lambda: mapper(held_out=1.0), {}, "held_out must lie between 0 and 1, got 1.0"),
         (lambda: hansa.MAPPER(local=SGD()), {}, "mapper needs its own local solver, and cannot use 'sgd'"),
         (lambda: hansa.MAPPER(fusion=FLTrust()), {}, "the server trains as a party does, but it has no memory"),

@@ -32,18 +32,18 @@ class APFL(FedAvg):
     alpha_lr: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha must lie in 0..1, got {self.alpha}")
-        if self.alpha_lr is not None and not self.alpha_lr >= 0:
-            raise ConfigError(f"alpha_lr must not be negative, got {self.alpha_lr}; with 0 alpha stays fixed")
+        self.mixed()  # checks the fields
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
         check_own_model(self.name, self.local)
 
+    def mixed(self) -> Mixed:
+        """The local solver around `local`."""
+        return Mixed(self.local, self.alpha, self.alpha_lr)
+
     async def round(self, fed: Federation, state: State) -> State:
-        solver = Mixed(self.local, self.alpha, self.alpha_lr)
-        return self.server.step(state, await self.fusion.collect(fed, solver, state.params))
+        return self.server.step(state, await self.fusion.collect(fed, self.mixed(), state.params))
 
     def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
         return "mixed", {"model": state.params._asdict()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hansa.algorithms.fedper import FedPer
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.local.alternating import Alternating
 from hansa.local.personal import Personal
@@ -24,8 +23,7 @@ class FedRep(FedPer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.head_epochs < 1:
-            raise ConfigError(f"head_epochs must be at least 1, got {self.head_epochs}")
+        self.personal()  # checks head_epochs
 
     def personal(self) -> Personal:
         return Alternating(self.local, self.layers, self.head, self.head_epochs, self.local.plan[0])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.budget import Release
+from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.personal import Personal, in_head
@@ -29,6 +30,11 @@ class Alternating(Personal):
     head_epochs: int = 10
     base_epochs: int = 1
     partner: ClassVar[tuple[str, str] | None] = ("fedrep", "which sends the base of the model without its head")
+
+    def __post_init__(self) -> None:
+        for name in ("head_epochs", "base_epochs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @property
     def whole(self) -> LocalSolver:

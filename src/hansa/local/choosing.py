@@ -17,12 +17,13 @@ from torch import Tensor
 
 from hansa.core import rng
 from hansa.core.errors import ConfigError
-from hansa.core.op import Memory
+from hansa.core.op import Memory, Payload
 from hansa.core.params import Params, ParamSpec
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Context, masked_mean
 
 OWN, CHOICE, BEGUN = "grid/own", "grid/choice", "grid/begun"
+MOST = 20  # weights of a grid: an aggregator must not fill a party's memory
 SPLIT = rng.key("held out")  # the same in every run: a party holds the same samples out in all rounds
 
 
@@ -43,8 +44,15 @@ class Choosing(SGD):
             raise ConfigError(f"grid must list weights in 0..1, got {list(self.grid)}; try grid = [0.25, 0.5, 0.75]")
         if len(set(self.grid)) < len(self.grid):
             raise ConfigError(f"grid lists a weight twice: {list(self.grid)}")
+        if len(self.grid) > MOST:
+            raise ConfigError(
+                f"grid lists {len(self.grid)} weights, and a party keeps a model for each; give at most {MOST}"
+            )
         if not 0 < self.held_out < 1:
             raise ConfigError(f"held_out must lie between 0 and 1, got {self.held_out}")
+
+    def share(self, payload: Payload) -> float:
+        return float(len(self.grid))  # gradients per step
 
     def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return {

@@ -34,6 +34,9 @@ class Halves(SGD):
 
     partner: ClassVar[tuple[str, str] | None] = ("optimal-averaging", "which averages the models")
 
+    def share(self, payload: Payload) -> float:
+        return 2.0  # gradients per step
+
     def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return {OWN: torch.zeros(2, spec.dim, dtype=spec.dtype), BEGUN: torch.zeros((), dtype=spec.dtype)}
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
@@ -33,6 +34,15 @@ class Mixed(Delegating):
     alpha: float = 0.5
     alpha_lr: float | None = None
     partner: ClassVar[tuple[str, str] | None] = ("apfl", "which evaluates the mixtures")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"alpha must lie in 0..1, got {self.alpha}")
+        if self.alpha_lr is not None and not self.alpha_lr >= 0:
+            raise ConfigError(f"alpha_lr must not be negative, got {self.alpha_lr}; with 0 alpha stays fixed")
+
+    def share(self, payload: Payload) -> float:
+        return 1.0 + self.inner.share(payload)
 
     def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         number = torch.zeros((), dtype=spec.dtype)
