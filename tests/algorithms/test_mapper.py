@@ -12,10 +12,12 @@ from test_fedper import net, samples, task
 from torch import Tensor, nn
 
 import hansa
+from hansa.core.objective import Objective
 from hansa.fusion import FLTrust, WeightedMean
 from hansa.local import SGD, Batch, Context, DataInterpolation, ModelInterpolation
 from hansa.local.choosing import CHOICE, OWN, held_mask, trained_rows
 from hansa.local.data_interpolation import public_count
+from hansa.sim.chain import chain_of
 from quadratics import ENGINES
 from wire import sent_and_remembered
 
@@ -240,3 +242,16 @@ def test_mapper_keeps_the_running_statistics_of_the_chosen_mixture() -> None:
     runs = [hansa.simulate(mapper(batch=4), equal, rounds=2, engine=engine) for engine in ENGINES]
     torch.testing.assert_close(runs[0].state.params.stats, runs[1].state.params.stats, rtol=0, atol=1e-10)
     assert int(runs[0].state.params.counts[0]) == 2 * 2  # two rounds of two batches of at most 4 of 7
+
+
+def test_a_chain_takes_the_weights_of_the_samples_for_a_single_party_too() -> None:
+    objective = Objective(net, "cross_entropy", 0)
+    x, y = samples([9], 3)[0]
+    chain = chain_of(objective, x, y)
+    assert chain is not None
+    weights = torch.linspace(0.0, 1.0, 9, dtype=torch.float64)
+    batch, nothing = Batch(x, y, weights / weights.sum()), torch.zeros(0)
+    ctx = Context(objective, 9, 1, 0, 0.1, lambda: batch, (nothing, nothing))
+    wanted = ctx.gradient(objective.initial.w, batch, torch.tensor(0))
+    torch.testing.assert_close(chain.alone(objective.initial.w, batch)[0], wanted, rtol=0, atol=1e-14)
+    torch.testing.assert_close(chain.alone(objective.initial.w, batch)[1], ctx.seen, rtol=0, atol=1e-14)
