@@ -66,4 +66,4 @@ class Alternating(Personal):
     def _moves(self, ctx: Context, w: Tensor, carry: Carry) -> Tensor:
         """Which coordinates the present phase trains."""
         head_first = carry[AT] * (self.head_epochs + self.base_epochs) < ctx.steps * self.head_epochs
-        return in_head(self, ctx.spec, w.device) == head_first
+        return torch.eq(in_head(self, ctx.spec, w.device), head_first)

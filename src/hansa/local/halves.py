@@ -60,7 +60,7 @@ class Halves(SGD):
         return torch.cat([along, ctx.gradient(own, batch, key, update_buffers=False)])
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        along, slope = direction.split(len(w))
+        along, slope = torch.split(direction, len(w))
         moved, after = super().step(ctx, w, along, carry)
         second = carry[SECOND]
         turns = torch.stack([second == 0, second == 1]).unsqueeze(1)

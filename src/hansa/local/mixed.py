@@ -61,7 +61,7 @@ class Mixed(Delegating):
         return torch.cat([along, ctx.gradient(mixture, batch, key, update_buffers=False)])
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        along, slope = direction.split(len(w))
+        along, slope = torch.split(direction, len(w))
         own, alpha = carry[OWN], carry[ALPHA]
         moved, after = self.inner.step(ctx, w, along, carry)
         rate = ctx.rate if self.alpha_lr is None else self.alpha_lr

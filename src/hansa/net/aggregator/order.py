@@ -35,7 +35,7 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
     several = dict.fromkeys(experiment.task.models or (), ParamSpec((), (), ()))  # as far as is known so far
     public = 0 if experiment.task.public is None else 1
     problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted, run.seed,
-                      several, public)  # fmt: skip
+                      several, public, public_targets=True)  # fmt: skip
     Algorithm.check(experiment.algorithm, problem)  # not the algorithm's own check, which needs the data
     own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # as far as is known so far
     experiment.privacy.check(experiment.algorithm, run, own, experiment.task.prepare is not None)
