@@ -20,7 +20,8 @@ provide("model", "hansa.models")
 provide("dataset", "hansa.data")
 provide("partition", "hansa.data")
 provide("prepare", "hansa.data")
-provide("predictor", "hansa.core.predictor", "hansa.core.own_model", "hansa.algorithms", "hansa.classical")
+provide("predictor", "hansa.core.predictor", "hansa.core.own_model", "hansa.local.finetune", "hansa.algorithms",
+        "hansa.classical")  # fmt: skip
 provide("devices", "hansa.sim.devices")
 provide("distribution", "hansa.sim.distributions")
 provide("availability", "hansa.sim.devices")
@@ -28,8 +29,10 @@ provide("engine", "hansa.sim.engines")
 _SECURE = ["hansa.secure", *(f"hansa.secure.{m}" for m in ("paillier_sum", "threshold_sum", "functional_sum", "ckks"))]
 provide("secure", *_SECURE)
 provide("dp", "hansa.privacy")
+provide("finetune", "hansa.local.finetune")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
-provide("op", "hansa.core.predictor", "hansa.algorithms", "hansa.classical", "hansa.data", "hansa.select",
+provide("op", "hansa.core.predictor", "hansa.core.delivery", "hansa.local.finetune", "hansa.algorithms",
+        "hansa.classical", "hansa.data", "hansa.select",
         *_SECURE, "hansa.secure.routing", "hansa.privacy", "hansa.transforms")  # fmt: skip
 
 for _kind in ("algorithm", "local"):
@@ -86,6 +89,7 @@ _EXPORTS = {
     "FairGradient": "hansa.local",
     "Fair": "hansa.local",
     "Elastic": "hansa.local",
+    "FineTuning": "hansa.local",
     "Controlled": "hansa.local",
     "Adam": "hansa.local",
     "Descent": "hansa.server",

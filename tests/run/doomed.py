@@ -76,16 +76,23 @@ EXPERIMENTS: dict[str, Any] = {
         hansa.FedAvg(local=SGD(lr=0.3, batch=2)), task(prepare=hansa.Standardise()), rounds=5, seed=3,
         engine="reference", cohort=0.6, patience=5, eval_every=2, **run,
     ),
+    # Fine-tuning follows the last checkpoint: it has to be done again.
+    "finetuned": lambda **run: hansa.simulate(
+        hansa.FedAvg(local=Drifting(lr=0.3, batch=2)), task(), rounds=2, seed=3, engine="stacked",
+        finetune={"epochs": 2, "batch": 2}, **run,
+    ),
 }  # fmt: skip
 
 # The writes to the disk (fsync), in order: 1 and 2 the new run's experiment.json and its folder; then in every round
 # the memories' log and its folder (where parties remember something), the metrics, the checkpoint's .part and, after
-# the rename, the folder; at the end the model and the summary, two each.
+# the rename, the folder; at the end the parties' own models (if any), the model, its description and the summary, two
+# each.
 CASES: dict[str, list[list[int] | str]] = {
     "d-psgd": [[2], [3], [4], [6], [7], [8], [9], [11], [12], [28], [16, 5], "outside"],
     "drifting": [[3], [13], [18], [21], [18, 9, 5], "outside"],
     "fedbuff": [[3], [8], [9], [13], [20], [7, 4, 6], "outside"],
     "fedavg": [[11], [12]],
+    "finetuned": [[12], [13], [14], [16], [13, 1]],
 }
 
 

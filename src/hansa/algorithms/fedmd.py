@@ -292,7 +292,7 @@ def stage(party: Party, purpose: str, **fields: Any) -> Party:
 
 def trained(solver: LocalSolver, party: Party, model: Params) -> tuple[Params, dict[str, float]]:
     """A model after training and the metrics; a PartyError if the model is no longer finite."""
-    model, metrics = own_model.trained(solver, party, model)
+    model, metrics = own_model.measured(solver, party, model)
     if not all(all_finite(vector) for vector in (model.w, model.stats)):
         raise PartyError("its model is not finite after training; lower the learning rate")
     return model, metrics

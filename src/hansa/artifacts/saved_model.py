@@ -34,6 +34,8 @@ from hansa.core.task import Known, Task
 
 EXAMPLES = 2  # test samples in `model.json`
 SMALL = 10_000  # largest count of numbers in these samples
+TUNED = "finetuned"  # in a model file: the parties have fine-tuned the model; also the predictor for that
+OWN = "own"  # in a model file: the payload is that of one party, which exported its own model
 SAMPLES = "samples"  # in the file of the parties' own models: their numbers of samples
 Make = Callable[[], nn.Module]
 
@@ -103,11 +105,12 @@ class SavedModel:
     memories: Mapping[int, Any]  # the parties' own parts of the model, if each party has its own model
     samples: Mapping[int, int] = field(default_factory=dict)  # the parties' numbers of samples, where they are known
     models: PartyModels | None = None  # where the parties have several architectures
+    exported: bool = False  # whether the payload is that of one party, which exported its own model
 
     @property
     def personal(self) -> bool:
         """Whether each party has a model of its own."""
-        return self.predictor.personal
+        return self.predictor.personal and not self.exported
 
     def predict(self, x: Any, party: int | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples; `party` says whose model, if each party has its own."""
@@ -150,16 +153,19 @@ class SavedModel:
         return objective.spec.load(module, Params(**payload["model"])).eval()
 
     def _payload(self, party: int | None) -> Payload:
-        if not self.personal:
+        if self.exported:
             return self.payload
+        common = self.predictor.common(self.payload)
+        if common is not None and (party is None or not self.personal):
+            return common
         if party is None or party not in range(self.about["parties"]):
             raise ConfigError(
                 f"each party has its own model: set party, from party=0 to party={self.about['parties'] - 1}"
             )
         if not self.memories:
             raise ConfigError(
-                "each party has its own model, and these models are not saved here: result.save(...) and trackers save "
-                "them if they are not too large; deployed parties keep their own"
+                "each party has its own model, and these models are not saved here: a simulation saves them if they "
+                "are not too large; deployed parties keep their own (hansa export, at the party)"
             )
         absent = Party(party, self._objective(party), AbsentSamples(self.samples.get(party, 0)), self.about["seed"])
         return self.predictor.own(absent, self.payload, dict(self.memories.get(party, {})))
@@ -202,11 +208,15 @@ def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Save
             raise DataError(f"{place} is damaged: its preparation is invalid")
         preparation = (op, tree["preparation"]["payload"])
     personal = (place.parent if place.is_file() else place) / PERSONAL
-    memories = codec.decode(personal.read_bytes()) if personal.exists() else {}
+    memories = codec.decode(personal.read_bytes()) if personal.exists() and OWN not in tree else {}
     counts = memories.pop(SAMPLES, torch.zeros(0, dtype=torch.int64)).tolist()
     by_party = {int(party): memory for party, memory in memories.items()}
-    predictor: Predictor = build("predictor", tree["predictor"])
-    return SavedModel(about, predictor, objective, payload, preparation, by_party, dict(enumerate(counts)), models)
+    name = tree["predictor"]
+    if tree.get(TUNED):
+        name, payload = TUNED, {"inner": name, "payload": payload}
+    predictor: Predictor = build("predictor", name)
+    return SavedModel(about, predictor, objective, payload, preparation, by_party, dict(enumerate(counts)), models,
+                      bool(tree.get(OWN)))  # fmt: skip
 
 
 def _models(about: dict[str, Any], tree: dict[str, Any], folder: str, objective: Objective,
@@ -226,7 +236,11 @@ def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Mak
         made = make
     elif model is not None:
         made = load_function(model, "model", beside) if isinstance(model, str) else from_config("model", model, "model")
-    elif "params" in tree or (tree["predictor"] in ("personal", "own-model", "clustered") and "models" not in about):
+    elif (
+        "params" in tree
+        or OWN in tree
+        or (tree["predictor"] in ("personal", "own-model", "clustered") and "models" not in about)
+    ):
         raise ConfigError(
             "the function that makes the model is a lambda, or defined in a notebook or script, so another process "
             "cannot find it; define it in a module, or pass it, as in hansa.load(folder).model(make_model)"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hansa.core.errors import PartyError
 from hansa.core.objective import Objective
-from hansa.core.op import Memory, Op, Party, Payload
+from hansa.core.op import Memory, Op, Party, Payload, Reply
 from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import register
@@ -40,14 +40,19 @@ def recall(party: Party, memory: Memory) -> Params:
 
 def train(solver: Op, party: Party, params: Params) -> Params:
     """A model after a local solver has trained it on the party's samples; the solver keeps no memory."""
-    return trained(solver, party, params)[0]
+    return measured(solver, party, params)[0]
 
 
-def trained(solver: Op, party: Party, params: Params) -> tuple[Params, dict[str, float]]:
+def measured(solver: Op, party: Party, params: Params) -> tuple[Params, dict[str, float]]:
     """As `train`, with the metrics of the training."""
     reply, _ = solver.run(party, {"model": params._asdict()}, {})
-    stats, counts = reply.tensors.get("stats", params.stats), reply.maxima.get("counts", params.counts)
-    return Params(params.w + reply.tensors["w"], stats, counts), reply.metrics
+    return trained(params, reply), reply.metrics
+
+
+def trained(start: Params, reply: Reply) -> Params:
+    """The model at the end of a local training, from the model at its start and the local solver's reply."""
+    stats, counts = reply.tensors.get("stats", start.stats), reply.maxima.get("counts", start.counts)
+    return Params(start.w + reply.tensors["w"], stats, counts)
 
 
 def remember(memory: Memory, params: Params) -> Memory:

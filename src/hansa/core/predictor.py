@@ -35,6 +35,10 @@ class Predictor(Part):
         """The payload of a single model for somebody who was no party, chosen by some samples with targets."""
         raise ConfigError(f"the predictor {self.name!r} has no model for a new party; name a party of the run")
 
+    def common(self, payload: Payload) -> Payload | None:
+        """The payload of the model that all parties share; None if there are only the parties' own models."""
+        return None if self.personal else payload
+
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         raise TypeError(f"the predictor {self.name!r} does not define outputs()")
 

@@ -21,13 +21,13 @@ from hansa.core.errors import ConfigError, nearest
 
 KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adversary", "model", "dataset", "partition",
          "prepare", "predictor", "op", "schedule", "pace", "devices", "distribution", "availability",
-         "engine", "tracker", "secure", "dp")  # fmt: skip
+         "engine", "tracker", "secure", "dp", "finetune")  # fmt: skip
 
 
 _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "selector", "dataset": "data set",
           "prepare": "preparation", "devices": "description of devices",
           "availability": "kind of availability", "engine": "simulation engine", "secure": "secure sum",
-          "dp": "kind of differential privacy"}  # fmt: skip
+          "dp": "kind of differential privacy", "finetune": "fine-tuning"}  # fmt: skip
 
 
 def noun(kind: str) -> str:

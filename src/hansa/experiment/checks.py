@@ -11,6 +11,7 @@ from hansa.core.op import unwrap
 from hansa.core.params import ParamSpec
 from hansa.experiment.settings import Run
 from hansa.fusion import Fusion
+from hansa.local.finetune import FineTuning
 from hansa.privacy import Privacy
 from hansa.transforms import Packed, Transform
 
@@ -33,6 +34,21 @@ def check_data(algorithm: Algorithm, columns: bool) -> None:
         raise AlgorithmError(
             f"{algorithm.name} is an algorithm over columns, where parties have no common model to train; set "
             "trains = False in its class"
+        )
+
+
+def check_finetuning(algorithm: Algorithm, settings: FineTuning) -> None:
+    """Raise a ConfigError for an algorithm whose parties have no network that they could fine-tune alone."""
+    if not settings.epochs:
+        return
+    if algorithm.data == "columns":
+        raise ConfigError(
+            f"run.finetune: the parties of {algorithm.name} hold different columns, so none of them has a whole model "
+            "that it could train alone; leave run.finetune out"
+        )
+    if not algorithm.trains and algorithm.models == "one":
+        raise ConfigError(
+            f"run.finetune: {algorithm.name} trains no network that a party could train further; leave run.finetune out"
         )
 
 

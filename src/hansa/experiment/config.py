@@ -20,7 +20,7 @@ from hansa.core.task import Task
 from hansa.data.dataset import Data
 from hansa.data.partition import Partition
 from hansa.data.prepare import Preparation
-from hansa.experiment.checks import NO_ATTACKS, check_data
+from hansa.experiment.checks import NO_ATTACKS, check_data, check_finetuning
 from hansa.experiment.column_tasks import make_column_task
 from hansa.experiment.settings import Run
 from hansa.experiment.tasks import make_task
@@ -196,6 +196,7 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
             from_config("model", model, where=where)
     columns = task.ids is not None or (partition is not None and partition.data == "columns")
     check_data(algorithm, columns)
+    check_finetuning(algorithm, run.finetune)
     if columns:
         for name, why in REFUSED.items():
             if getattr(task, name) is not None:

@@ -12,6 +12,7 @@ from hansa.core.errors import ConfigError, nearest
 from hansa.core.params import ParamSpec
 from hansa.core.reply_checks import Rules
 from hansa.core.task import Holdings
+from hansa.local.finetune import FineTuning
 from hansa.metrics.names import known_metrics
 from hansa.schedule import Fixed, Pace
 from hansa.select import Selector, Uniform
@@ -40,7 +41,8 @@ class Run:
     has done (`late = "partial"`) or is missing (`"drop"`). `compress` is the transform by which parties pack their
     updates, `compress_down` that by which the aggregator packs the models that it sends; by default none. `sums` says
     how replies are summed: "ordered" as float64 numbers in the order of the parties, "exact" as whole numbers, so that
-    every grouping of the parties gives the same bits.
+    every grouping of the parties gives the same bits. `finetune` lets every party train the final model further, on its
+    own samples alone, after the last round.
     """
 
     rounds: int = 10
@@ -74,6 +76,7 @@ class Run:
     compress: Transform | None = None
     compress_down: Transform | None = None
     sums: Literal["ordered", "exact"] = "ordered"
+    finetune: FineTuning = FineTuning()
     checkpoint_seconds: float = 5.0
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from hansa.local.ditto import TwoModels
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.elastic import Elastic, Overlapped
 from hansa.local.fair import Fair, FairGradient
+from hansa.local.finetune import FineTuning
 from hansa.local.gradient import Gradient
 from hansa.local.halves import Halves
 from hansa.local.mixed import Mixed
@@ -26,7 +27,7 @@ from hansa.local.svrg import SVRG
 
 __all__ = [
     "DPSGD", "SGD", "SVRG", "Adam", "Alternating", "Batch", "Carry", "ClipRule", "Consensus", "Context", "Controlled",
-    "DataInterpolation", "Elastic", "Fair", "FairGradient", "Gradient", "Halves", "LocalSolver", "Mixed",
+    "DataInterpolation", "Elastic", "Fair", "FairGradient", "FineTuning", "Gradient", "Halves", "LocalSolver", "Mixed",
     "ModelInterpolation", "Normalise", "Normalised", "Overlapped", "Personal", "Plus", "Proximal", "Pruned",
     "Representation", "SquaredGradient", "StepRule", "TwoModels",
 ]  # fmt: skip

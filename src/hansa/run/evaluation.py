@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.ask import Gathered, Reduced
-from hansa.core.budget import finite
 from hansa.core.determinism import threads
 from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted
 from hansa.core.federation import Federation
@@ -95,15 +94,19 @@ class Evaluation:
         """The metrics of a published state."""
         predictor, payload = self.algorithm.predictor(published)
         metrics: dict[str, Any] = {}
-        holdings = self.exchanges.holdings
-        alone = holdings.tests is not None and holdings.layout is None  # a party with all columns evaluates alone
-        if self.exchanges.run.eval_parties and alone:
-            metrics |= yield from self._at_parties(round, predictor, payload)
+        if self.at_parties:
+            metrics |= yield from self.over_parties(round, predictor, payload)
         if self.test is not None and not self.personal:
             metrics |= self._central(self.test, predictor, payload)
         if self._joint:
             metrics |= yield from self._by_algorithm(round, published)
-        return {name: finite(value) if isinstance(value, float) else value for name, value in metrics.items()}
+        return party_fields.with_finite(metrics)
+
+    @property
+    def at_parties(self) -> bool:
+        """Whether parties evaluate models on their own test samples: each alone, so it must have all columns."""
+        holdings = self.exchanges.holdings
+        return self.exchanges.run.eval_parties and holdings.tests is not None and holdings.layout is None
 
     @property
     def _joint(self) -> bool:
@@ -145,26 +148,30 @@ class Evaluation:
             raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
         return metrics
 
-    def _at_parties(self, round: int, predictor: str, payload: Payload) -> Metrics:
-        """The parties' metrics on their own test samples.
+    def over_parties(self, round: int, predictor: str, payload: Payload, phase: str = "evaluate",
+                     only: Collection[int] | None = None) -> Metrics:  # fmt: skip
+        """The parties' metrics on their own test samples; with `only`, of these parties.
 
-        Behind a secure sum only their means over all test samples, of as many parties as a round asks.
+        Behind a secure sum only their means over all test samples, of as many parties as a round asks. The phase
+        "evaluate" asks all parties, so that a second evaluation of the same model repeats the ask of the first.
         """
         tested: Sequence[int] = self.exchanges.holdings.tested
+        asked = range(len(self.exchanges.holdings)) if only is None or phase == "evaluate" else sorted(only)
+        tested = sorted(set(tested) & set(asked))
         if self.hides and self.exchanges.attended is not None:
-            present = yield Attend(round, 0, "evaluate-present")
+            present = yield Attend(round, 0, f"{phase}-present")
             tested = sorted(set(tested) & set(present))
 
         async def ask(fed: Federation) -> Gathered | Reduced:
             if not self.hides:
-                return await fed.gather(Evaluate(predictor), payload, parties=fed.parties)
+                return await fed.gather(Evaluate(predictor), payload, parties=asked)
             if len(tested) < 2:
                 raise RoundAborted(f"{len(tested)} parties have test samples; a secure sum needs at least 2")
             drawn = fed.rng("evaluate").permutation(len(tested))[: fed.cohort_size]
             return await fed.reduce(Evaluate(predictor), payload, parties=[tested[int(k)] for k in drawn])
 
         try:
-            answers: Gathered | Reduced = yield from self.exchanges.outside(round, "evaluate", ask)
+            answers: Gathered | Reduced = yield from self.exchanges.outside(round, phase, ask)
         except RoundAborted as aborted:
             reason = self.exchanges.explain(aborted)
             log.warning("the parties could not evaluate the model: %s", reason)
@@ -172,6 +179,8 @@ class Evaluation:
             return {"unmeasured": reason}
         if isinstance(answers, Reduced):
             return self._summed(answers)
+        if only is not None:
+            answers = party_fields.of_parties(answers, only)
         return party_fields.over_parties(answers, self.exchanges.run.min_cohort, self.exchanges.holdings.name)
 
     def _summed(self, answers: Reduced) -> dict[str, Any]:

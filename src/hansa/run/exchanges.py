@@ -11,7 +11,7 @@ from hansa.core.driver import drive
 from hansa.core.errors import RoundAborted
 from hansa.core.federation import Federation, SumProtocol
 from hansa.core.round_record import Record
-from hansa.core.runtime import Abort, Open, Request
+from hansa.core.runtime import Abort, Commit, Open, Request
 from hansa.core.task import Known
 from hansa.experiment.settings import Run
 from hansa.report.diagnosis import grouped
@@ -39,8 +39,11 @@ class Exchanges:
                           protocol or self.protocol, phase, busy, self.secret)  # fmt: skip
 
     def outside(self, round: int, phase: str, asks: Callable[[Federation], Coroutine[Any, Any, Any]],
-                verbs: Iterable[str] = VERBS) -> Steps:  # fmt: skip
-        """Run asks outside the rounds (preparation, evaluation): the parties keep nothing that they stage."""
+                verbs: Iterable[str] = VERBS, keeps: bool = False) -> Steps:  # fmt: skip
+        """Run asks outside the rounds (preparation, evaluation).
+
+        The parties keep what they stage only if `keeps` is set.
+        """
         self.record = Record()
         yield Open(round, self.record)
         fed = self.federation(round, phase, verbs)
@@ -48,7 +51,7 @@ class Exchanges:
             result = yield from drive(asks(fed), phase)
         finally:
             self.record.rejected |= fed.rejected
-        yield Abort(round)
+        yield Commit(round) if keeps else Abort(round)
         return result
 
     def reasons(self) -> dict[str, str]:

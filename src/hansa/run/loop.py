@@ -16,10 +16,11 @@ from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import SumProtocol
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp
+from hansa.core.registry import lookup
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
-from hansa.experiment.checks import check_settings, check_transforms, fitted
+from hansa.experiment.checks import check_finetuning, check_settings, check_transforms, fitted
 from hansa.experiment.local_work import LocalWork
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
@@ -28,6 +29,7 @@ from hansa.run.checkpoint import Progress, Records, Snapshots
 from hansa.run.downlink import DownlinkCompression
 from hansa.run.evaluation import Evaluation
 from hansa.run.exchanges import Exchanges, Steps
+from hansa.run.finetuning import TUNED, FineTuner, deliver
 from hansa.run.hooks import CurrentRound
 from hansa.run.preparation import PreparationLearner
 from hansa.run.stopping import StoppingRules
@@ -72,6 +74,7 @@ class Training:
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
         self.layers = self.algorithm.sent_layers(self.objective.spec) or []
+        check_finetuning(self.algorithm, self.run.finetune)
         self.run = fitted(self.algorithm, self.run, self.objective.spec)
         self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None)
         check_settings(self.algorithm, self.run, self.problem, self.protocol or self.privacy.secure)
@@ -90,6 +93,8 @@ class Training:
         )
         self.state = self.published = self.algorithm.init(self.problem)
         self.evaluation.check(self.state, self.guard is not None)
+        self.finetuned: dict[str, Any] | None = None  # the summary of the fine-tuning, after it
+        self.tuner = self._tuner()
         self.trusted: Trusted | None = None
         if self.holdings.trusted is not None:
             self.trusted = Trusted(self.objective, *self.holdings.trusted, len(self.holdings), self.run.seed)
@@ -99,6 +104,15 @@ class Training:
         self.selection = hooks.CohortSelection(self.run, self.algorithm, self.exchanges)
         self.minimum = hooks.MinimumCohort(self.run.min_cohort) if self.run.min_cohort > 1 else None
         self.hooks = self._hooks(work)
+
+    def _tuner(self) -> FineTuner | None:
+        if not self.run.finetune.epochs:
+            return None
+        local = self.algorithm.parts().local
+        private = self.guard is not None or (local is not None and local.budget is not None)
+        tuner = FineTuner(self.exchanges, self.evaluation, self.algorithm, self.run.finetune, private)
+        tuner.check(self.state)
+        return tuner
 
     def _problem(self) -> Problem:
         holdings = self.holdings
@@ -149,7 +163,25 @@ class Training:
             progress.stopped = stops(progress, line, self.state)
             self._store(line)
         self.published = yield from self.evaluation.publish(progress.round, self.state, self.published)
+        yield from self._finish()
         return self.published
+
+    def _finish(self) -> Steps:
+        """Fine-tune the final model at the parties, and give deployed parties what their own models need.
+
+        No checkpoint follows: after a crash both are done again, with the same bits.
+        """
+        number = self.progress.round
+        if self.tuner is not None:
+            self.finetuned = yield from self.tuner.steps(number, self.published)
+        predictor, payload = self.predictor(self.published)
+        if self.attended is not None and lookup("predictor", predictor).personal:  # type: ignore[attr-defined]
+            yield from deliver(self.exchanges, number, predictor, payload)
+
+    def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
+        """The predictor of the run's result, and its payload: after fine-tuning each party has its own model."""
+        name, payload = self.algorithm.predictor(state)
+        return (name, payload) if self.finetuned is None else (TUNED, {"inner": name, "payload": payload})
 
     def _prepare(self) -> Steps:
         """Learn the task's preparation, and prepare the aggregator's own samples."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 from hansa.core.ask import Gathered
@@ -71,6 +72,17 @@ def clusters(grouping: Grouping, name: Name) -> dict[str, Any]:
     if grouping.kept:
         out["kept"] = {str(cluster): reason for cluster, reason in grouping.kept.items()}
     return out
+
+
+def with_finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics for a JSON record: None in place of NaN and infinite numbers."""
+    return {name: finite(value) if isinstance(value, float) else value for name, value in metrics.items()}
+
+
+def of_parties(answers: Gathered, only: Collection[int]) -> Gathered:
+    """The replies of some parties."""
+    chosen = [(p, reply) for p, reply in zip(answers.parties, answers.replies, strict=True) if p in only]
+    return dataclasses.replace(answers, parties=tuple(p for p, _ in chosen), replies=tuple(r for _, r in chosen))
 
 
 def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:

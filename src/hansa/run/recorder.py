@@ -75,6 +75,7 @@ class Recorder:
     def finish(self, result: Result) -> None:
         """Record the result of a run that has ended."""
         if self.folder is not None:
+            result.keep_personal(self.folder.path)
             self.folder.finish(result.saved_model(), result.described(), result.summary)
         if self._session is not None:
             self._session.finish_result(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from hansa.core.registry import build, to_config
 from hansa.report.display import Displayed, totals
 from hansa.run.loop import Training
 
+log = logging.getLogger("hansa")
 PERSONAL_BYTES = 2**28  # largest size of the parties' own models that a run saves
 
 
@@ -94,7 +96,7 @@ class Result(Displayed):
 
     def _final(self) -> saved_model.SavedModel:
         training = self.training
-        name, payload = training.algorithm.predictor(self.state)
+        name, payload = training.predictor(self.state)
         predictor: Predictor = build("predictor", name)
         counts = dict(enumerate(self._sample_counts())) if predictor.personal else {}
         return saved_model.SavedModel(self.described(), predictor, self._objective(), payload,
@@ -115,11 +117,12 @@ class Result(Displayed):
             "rounds": progress.round, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
             "seconds": round(progress.seconds, 3), "stopped": progress.stopped,
             "run_dir": None if self.run_dir is None else str(self.run_dir),
+            **({} if self.training.finetuned is None else {"finetuned": self.training.finetuned}),
         }  # fmt: skip
 
     def saved_model(self) -> dict[str, Any]:
         """The predictor's name and payload (parameters by name where it is the task's model), the model's frozen
-        parameters, and the preparation."""
+        parameters, the preparation, and whether the parties have fine-tuned the model."""
         name, payload = self.training.algorithm.predictor(self.state)
         model: dict[str, Any] = {"params": self.params} if name == "network" else {"payload": payload}
         if name != "network" and self._frozen():
@@ -127,7 +130,8 @@ class Result(Displayed):
         if self.training.preparation is not None:
             op, learned = self.training.preparation
             model["preparation"] = {"op": op_config(op), "payload": learned}
-        return {"predictor": name, **model}
+        tuned = {} if self.training.finetuned is None else {saved_model.TUNED: True}
+        return {"predictor": name, **model, **tuned}
 
     def _frozen(self) -> dict[str, Any]:
         """The frozen parameters by name; where the parties have several models, by the model's name."""
@@ -156,12 +160,12 @@ class Result(Displayed):
             folder.remove()
         folder.create(self.experiment)
         write_atomic(folder.path / METRICS, b"".join(json.dumps(line).encode() + b"\n" for line in self.history))
-        folder.finish(self.saved_model(), self.described(), {**self.summary, "run_dir": str(folder.path)})
         self.keep_personal(folder.path)
+        folder.finish(self.saved_model(), self.described(), {**self.summary, "run_dir": str(folder.path)})
         return folder.path
 
     def keep_personal(self, folder: Path) -> None:
-        """Save the own models of simulated parties to a folder, if they have any and these are small.
+        """Save the own models of simulated parties to a folder, if they have any and these are not too large.
 
         Deployed parties keep their own.
         """
@@ -173,6 +177,11 @@ class Result(Displayed):
             memory = dict(self.memories.get(party, {}))
             size += sum(tensor.nbytes for tensor in memory.values())
             if size > PERSONAL_BYTES:
+                log.warning(
+                    "the parties' own models are not saved: together they have more than %d bytes; "
+                    "result.model(party) and result.predict(x, party) have them while this process runs",
+                    PERSONAL_BYTES,
+                )
                 return
             by_party[str(party)] = memory
         counts = torch.tensor(self._sample_counts(), dtype=torch.int64)

@@ -27,11 +27,13 @@ from hansa.core import codec, disk
 from hansa.core.answering import answer
 from hansa.core.ask import op_of
 from hansa.core.crash_points import reach
+from hansa.core.delivery import Deliver
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import ConfigError, DataError, HansaError, OutOfRange
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.stopping import Brake, Halted, braked, go_on
 from hansa.net.audit.evidence import make_statement, payload_model_digest
+from hansa.net.party import own_models
 from hansa.net.party.evaluations import check_rows
 from hansa.net.party.gateway import OwnerGateway
 from hansa.net.party.policy import parts
@@ -132,6 +134,9 @@ class Worker:
             party, data=data, round=message["round"], secret=secret, vault=self._vault.for_job(work.job),
             min_cohort=self._policy.min_cohort,
         )  # fmt: skip
+
+        if isinstance(op, Deliver):
+            own_models.keep(self._memory, work.job, party, op.used_by, payload, memory, settings, task["preparations"])
 
         def run() -> tuple[Reply, Memory]:
             device = party.objective.device

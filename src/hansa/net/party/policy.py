@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core.budget import Budget
+from hansa.core.delivery import Deliver
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.functions import is_function
 from hansa.core.objective import count_numbers
@@ -20,6 +21,7 @@ from hansa.core.other_model import ARCHITECTURE
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import Part, field_types, fill, from_config
 from hansa.local.dp_sgd import DPSGD
+from hansa.local.finetune import FineTune, FineTunedPredictor
 from hansa.local.solver import WORK, LocalSolver
 from hansa.net.party.evaluations import Evaluations, evaluates
 from hansa.net.party.workload import Workload
@@ -156,7 +158,13 @@ class Floor:
                 "its policy has a privacy floor, so no job may evaluate on its training samples; give the party test "
                 "samples of its own (hansa join --test) and set task.party_test = 0"
             )
-        if op.name == "describe" or isinstance(op, DataOp):
+        inner = unwrap(op)[1]
+        if isinstance(inner, Evaluate) and inner.predictor == FineTunedPredictor.name and self.private:
+            return (
+                "its policy requires differential privacy, and metrics of its fine-tuned model depend on its training "
+                "samples without noise"
+            )
+        if op.name == "describe" or isinstance(op, (DataOp, FineTune, Deliver)):  # the last two have empty replies
             return None
         if (self.secure or self.active) and op.name.startswith("route-"):
             return "its policy requires a secure sum, and this job sends messages to other parties, which read them"
@@ -167,7 +175,7 @@ class Floor:
                 f"its policy requires masked sums with signatures, and {op.name!r} is not part of one; set "
                 "privacy.secure = 'masking' and privacy.active = true"
             )
-        if op.serves or isinstance(unwrap(op)[1], Evaluate) or not self.private:  # another evaluation sends more
+        if op.serves or isinstance(inner, Evaluate) or not self.private:  # another evaluation sends more
             return None
         if op.budget is None:
             return f"its policy requires differential privacy, and {op.name!r} has none; use the local solver 'dp-sgd'"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hansa.core.columns import check_test_rows, fitted, ids_of
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
@@ -136,9 +136,14 @@ def _pair(pair: Any, reference: str) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-def _objective(task: dict[str, Any], device: str, parameters: int | None) -> Objective:
+def task_model(task: Mapping[str, Any]) -> Callable[[], nn.Module] | None:
+    """The function that makes the model of a task."""
+    return make_model(task["model"], task["dtype"], os.getcwd(), tuple(task["shape"]), task["outputs"])
+
+
+def task_objective(task: Mapping[str, Any], device: str, parameters: int | None = None) -> Objective:
     """The objective of a task; a PartyError if its model is too large, or has another base than the aggregator's."""
-    model = make_model(task["model"], task["dtype"], os.getcwd(), tuple(task["shape"]), task["outputs"])
+    model = task_model(task)
     if model is not None and parameters is not None and not is_function(task["model"]):
         size = count_numbers(model)
         if size > parameters:
@@ -171,7 +176,7 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
             return Party(number, Objective(None, "mse", 0), SampleGateway(train, test, header), 0)
         if "shapes" in task:
             return _column_party(number, task, device, train, test)
-        objective = _objective(task, device, parameters)  # first: a party with another base reads no sample
+        objective = task_objective(task, device, parameters)  # first: a party with another base reads no sample
         train, test = _labelled(train), None if test is None else _labelled(test)
         task_header = tuple(task.get("header", ()))
         train = (aligned(train[0], header, task_header, ""), train[1])

@@ -220,9 +220,13 @@ class PartyMemory:
 
     def stage(self, job: str, ask: str, memory: Memory) -> None:
         """Store memory to be used if this ask's reply is fused; it is on disk on return."""
-        path = self._path(job, ask)
+        self.put(job, self._path(job, ask).name, memory)
+
+    def put(self, job: str, name: str, tree: Any) -> None:
+        """Store a file beside the memory of a job; it is deleted when the job is forgotten."""
+        path = self.folder / job / name
         disk.make_folder(path.parent)
-        disk.put(path, append_checksum(codec.pieces(memory)), steps("memory"))
+        disk.put(path, append_checksum(codec.pieces(tree)), steps("memory"))
         if self.jobs is not None:
             self._forget_jobs(job, self.jobs)
 

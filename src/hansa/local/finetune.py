@@ -1,0 +1,114 @@
+"""Fine-tuning: each party trains the final model further, on its own samples alone (Wang et al. 2019).
+
+Wang, Mathews, Kiddon, Eichner, Beaufays and Ramage 2019, "Federated Evaluation of On-device Personalization".
+
+The fine-tuned model is part of the party's memory, under names that no training method reads. It never leaves the
+party: the reply to the ask is empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hansa.core.errors import ConfigError, PartyError
+from hansa.core.metric_ranges import Range
+from hansa.core.op import Around, Memory, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.own_model import trained
+from hansa.core.params import Params
+from hansa.core.predictor import NetworkPredictor, Predictor
+from hansa.core.registry import Part, build, register
+from hansa.local.sgd import SGD
+from hansa.local.solver import LocalSolver
+
+PREFIX = "finetuned/"  # of the model's vectors in a memory
+
+
+@register("finetune")
+@dataclass(frozen=True)
+class FineTuning(Part):
+    """Fine-tuning after the last round: every party trains the final model further, by SGD on its own samples.
+
+    `epochs` is the number of passes over the party's samples; 0, the default, means no fine-tuning. `lr` is the
+    learning rate, `batch` the batch size (left out: the whole local set). `momentum` and `weight_decay` are those of
+    the local solver "sgd".
+    """
+
+    kind: ClassVar[str] = "finetune"
+    epochs: int = 0
+    lr: float = 0.01
+    batch: int | None = 32
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0:
+            raise ConfigError(f"epochs must not be negative, got {self.epochs}; 0 means no fine-tuning")
+        _ = self.solver  # checks the other fields
+
+    @property
+    def solver(self) -> SGD:
+        """The local solver of the fine-tuning."""
+        return SGD(
+            self.lr, max(self.epochs, 1), batch=self.batch, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+
+@register("finetune")
+@dataclass(frozen=True)
+class FineTune(Wrapper):
+    """Train the party's final model by a local solver, remember the result, and send nothing.
+
+    The payload is that of `predictor`, which says what the party's model is: the global model, or its own.
+    """
+
+    inner: LocalSolver = SGD()
+    predictor: str = "network"
+    measures: ClassVar[frozenset[str] | None] = frozenset()
+    ranges: ClassVar[dict[str, Range]] = {}
+    update: ClassVar[str | None] = None
+
+    def around(self, party: Party, payload: Payload, memory: Memory) -> Around:
+        predictor: Predictor = build("predictor", self.predictor)
+        own = predictor.own(party, payload, memory)
+        if "model" not in own:
+            raise PartyError(f"the model of the predictor {self.predictor!r} is no network, so it cannot be fine-tuned")
+        start = Params(**own["model"])
+        if [vector.shape for vector in start] != [vector.shape for vector in party.objective.initial]:
+            raise PartyError("the model to fine-tune does not have the shape of its model")
+        work = {"work": payload["work"]} if "work" in payload else {}
+        reply, _ = yield payload if own is payload else {"model": start._asdict(), **work}
+        tuned = trained(start, reply)._asdict()  # what the solver itself remembers is dropped: later asks may read it
+        return Reply({}), {**memory, **{f"{PREFIX}{name}": vector for name, vector in tuned.items()}}
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {}
+
+    def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
+        return {}
+
+    def beside(self, payload: Payload) -> frozenset[str]:
+        return frozenset()
+
+
+@register("finetuned")
+@dataclass(frozen=True)
+class FineTunedPredictor(NetworkPredictor):
+    """A party's fine-tuned model, from its memory; without one, the model that the party would have fine-tuned.
+
+    The payload has the name of the predictor before the fine-tuning (`inner`) and its payload.
+    """
+
+    personal: ClassVar[bool] = True
+
+    def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
+        if f"{PREFIX}w" in memory:
+            return {"model": {name: memory[f"{PREFIX}{name}"] for name in Params._fields}}
+        if "inner" not in payload:
+            raise PartyError("it has no fine-tuned model")
+        inner: Predictor = build("predictor", payload["inner"])
+        return inner.own(party, payload["payload"], memory)
+
+    def common(self, payload: Payload) -> Payload | None:
+        inner: Predictor = build("predictor", payload["inner"])
+        return inner.common(payload["payload"])
