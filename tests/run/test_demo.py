@@ -12,7 +12,7 @@ from torch import nn
 from hansa import FedAvg, Standardise, Task, build, simulate
 from hansa.core.errors import ConfigError
 from hansa.demo import hospitals as demonstration
-from hansa.demo.hospitals import REGIMES, ROUNDS, Demo, hospitals, picture, split, table
+from hansa.demo.hospitals import CANDIDATES, REGIMES, ROUNDS, Demo, hospitals, picture, split, tables
 from hansa.demo.report import findings
 
 
@@ -24,11 +24,41 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 def test_the_demonstration_scores_every_hospital_under_every_regime(demo: Demo) -> None:
     assert [h.name for h in demo.hospitals] == ["Cleveland", "Hungary", "Switzerland", "VA"]
     assert sum(h.patients for h in demo.hospitals) == 920
-    for score in ("auc", "accuracy"):
-        for regime in REGIMES:
+    assert {"local-only", "federated", "fine-tuned", "chosen", "centralised"} <= set(REGIMES)
+    for regime in REGIMES:
+        assert demo.scores["loss"][regime].shape == (2, 4)
+        assert ((demo.scores["loss"][regime] > 0) & (demo.scores["loss"][regime] < 1.5)).all()
+        for score in ("auc", "accuracy"):
             assert demo.scores[score][regime].shape == (2, 4)
             assert ((demo.scores[score][regime] > 0.4) & (demo.scores[score][regime] <= 1)).all()
     assert demo.report.is_file()
+
+
+def test_a_hospital_s_chosen_scores_are_those_of_the_method_that_it_chose(demo: Demo) -> None:
+    assert np.shape(demo.chosen) == (2, 4)
+    for seed, row in enumerate(demo.chosen):
+        for k, name in enumerate(row):
+            assert name in CANDIDATES and "centralised" not in CANDIDATES
+            assert demo.scores["loss"]["chosen"][seed, k] == demo.scores["loss"][name][seed, k]
+
+
+def test_the_choice_looks_at_validation_patients_alone() -> None:
+    data = build("dataset", "heart").load(None)
+    trial = demonstration._Trial(data, None, 1)
+    trial.run(0)
+    train, validation, test = split(data, seed=0)
+    models = trial._candidates(train, test, 0)
+    losses = {name: [m["loss"] for m in model.measure(validation)] for name, model in models.items()}
+    assert trial.chosen == [[min(CANDIDATES, key=lambda name: losses[name][k]) for k in range(4)]]
+
+
+def test_fine_tuned_scores_are_those_of_the_run_s_own_report(demo: Demo) -> None:
+    data = build("dataset", "heart").load(None)
+    trial = demonstration._Trial(data, None, 1)
+    trial.run(0)
+    after = trial.federated[0].summary["finetuned"]["after"]["parties"]
+    reported = [after[name]["loss"] for name in data.party_names or ()]
+    np.testing.assert_allclose(demo.scores["loss"]["fine-tuned"][0], reported, rtol=1e-6)
 
 
 def test_the_curves_end_where_the_federated_scores_are(demo: Demo) -> None:
@@ -51,7 +81,7 @@ def test_the_same_seed_gives_the_same_numbers(demo: Demo, tmp_path: Path) -> Non
 
 
 def test_scaling_learned_by_federated_sums_is_that_of_the_pooled_patients() -> None:
-    train, test = split(build("dataset", "heart").load(None), seed=0)
+    train, _, test = split(build("dataset", "heart").load(None), seed=0)
     task = Task(lambda: nn.Linear(22, 2).double(), "cross_entropy", train, party_tests=test, prepare=Standardise())
     holdings = simulate(FedAvg(), task, rounds=1).training.holdings
     pooled, held = (np.concatenate([x.double().numpy() for x, _ in pairs]) for pairs in (train, test))
@@ -61,20 +91,21 @@ def test_scaling_learned_by_federated_sums_is_that_of_the_pooled_patients() -> N
         np.testing.assert_allclose(ours.numpy(), np.nan_to_num((raw - mean) / std), atol=1e-9, rtol=0)
 
 
-def test_a_split_holds_out_a_quarter_of_the_ill_and_of_the_healthy() -> None:
+def test_a_split_holds_out_patients_of_both_kinds_for_the_test_and_for_the_choice() -> None:
     data = build("dataset", "heart").load(None)
-    train, test = split(data, seed=3)
-    for (x, y), (held_x, held_y) in zip(train, test, strict=True):
+    train, validation, test = split(data, seed=3)
+    for (x, y), (_, chosen_y), (held_x, held_y) in zip(train, validation, test, strict=True):
         assert len(x) == len(y) and len(held_x) == len(held_y)
         for kind in (0, 1):
-            held = int((held_y == kind).sum())
-            assert held == round(0.25 * (int((y == kind).sum()) + held)) > 0
-    assert not all(torch.equal(a[1], b[1]) for a, b in zip(test, split(data, seed=4)[1], strict=True))
+            held, chosen, left = (int((each == kind).sum()) for each in (held_y, chosen_y, y))
+            assert held == round(0.25 * (left + chosen + held)) > 0
+            assert chosen == round(0.2 * (left + chosen)) > 0
+    assert not all(torch.equal(a[1], b[1]) for a, b in zip(test, split(data, seed=4)[2], strict=True))
 
 
 def test_the_table_fits_eighty_columns(demo: Demo) -> None:
     console = Console(width=80, record=True, force_terminal=False)
-    console.print(table(demo))
+    console.print(*tables(demo), sep="\n")
     text = console.export_text()
     assert "…" not in text
     for word in ("Cleveland", "Hungary", "Switzerland", "VA", "mean", *REGIMES):
@@ -99,7 +130,7 @@ def test_an_undefined_auc_is_left_out_and_said(demo: Demo) -> None:
 def test_prevalence_is_named_as_the_reason_only_where_the_loss_is_there(demo: Demo) -> None:
     def told(changes: list[float]) -> str:
         alone = np.full((2, 4), 0.8)
-        accuracy = {"local-only": alone, "federated": alone + np.array(changes), "centralised": alone}
+        accuracy = {regime: alone for regime in REGIMES} | {"federated": alone + np.array(changes)}
         changed = dataclasses.replace(demo, scores={**demo.scores, "accuracy": accuracy})
         return next(sentence for sentence in findings(changed) if sentence.startswith("Mean accuracy"))
 

@@ -61,9 +61,10 @@ def _print_result(result: Any, as_json: bool) -> None:
 
     summary = result.summary
     if as_json:
-        typer.echo(json.dumps({name: summary[name] for name in REPORTED}))
+        tuned = {"finetuned": summary["finetuned"]} if "finetuned" in summary else {}
+        typer.echo(json.dumps({**{name: summary[name] for name in REPORTED}, **tuned}))
     else:
-        print_summary(summary)
+        print_summary(summary, result.history)
 
 
 def _page(folder: Path, ui: bool, port: int | None, stay: bool, as_json: bool) -> AbstractContextManager[Any]:

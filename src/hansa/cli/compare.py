@@ -254,7 +254,7 @@ def tables(results: Results) -> Iterator[Table]:
     final = f"final_{results.metric}"
     columns = {final: measure_of(final, results.metric).label, "rounds_to_target": f"rounds to {target}",
                "simulated_seconds_to_target": f"simulated s to {target}", "worst_tenth": "worst tenth",
-               "bytes_up": "bytes up"}  # fmt: skip
+               "spread": "spread", "finetuned": "fine-tuned", "bytes_up": "bytes up"}  # fmt: skip
     rows = results.table()
     shown = [name for name in columns if any(row[name] is not None for row in rows)]
     if not timed(results) and "simulated_seconds_to_target" in shown:
@@ -294,7 +294,7 @@ def timed(results: Results) -> bool:
 
 def notes(results: Results) -> list[str]:
     """The notes below the tables: marks, intervals, tuning at an edge, failed runs."""
-    from hansa.metrics.measures import TO_TARGET, measure_of
+    from hansa.metrics.measures import OVER_PARTIES, TO_TARGET, measure_of
 
     count = len(results.study.seeds)
     final = measure_of(f"final_{results.metric}", results.metric).label
@@ -302,7 +302,7 @@ def notes(results: Results) -> list[str]:
            f"± 95% intervals over {count} seeds"]  # fmt: skip
     if count == 1:
         out = [f"* best {final} of its setting. One seed: no intervals and no tests; use --seeds 3 or more"]
-    columns = (f"final_{results.metric}", *(TO_TARGET[:2] if timed(results) else TO_TARGET[:1]), "worst_tenth")
+    columns = (f"final_{results.metric}", *(TO_TARGET[:2] if timed(results) else TO_TARGET[:1]), *OVER_PARTIES)
     if beyond := results.beyond(columns):
         out.append(beyond)
     for trial in results.trials:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hansa.cli.app import DataDir, Json, Set, app, changes
-from hansa.cli.show import print_rounds
+from hansa.cli.show import print_parties, print_rounds
 
 console = Console()
 Folder = Annotated[Path, typer.Argument(metavar="FEDERATION", help="federation.toml, or its folder.")]
@@ -187,8 +187,10 @@ def _wait(operator: Any, federation: Path, job: str, metric: str | None, as_json
     the JSON object.
     """
     printed: dict[str, str] = {}
+    lines: list[dict[str, Any]] = []
 
     def show(line: dict[str, Any]) -> None:
+        lines[:] = [line]  # a job evaluates its model after its last round
         if not as_json:
             _print_line(line, metric)
             _print_reasons(line, printed)
@@ -208,6 +210,7 @@ def _wait(operator: Any, federation: Path, job: str, metric: str | None, as_json
         typer.echo(json.dumps({**tree, "summary": summary or None, **extra}))
     elif finished:
         _print_reasons({"not taking part": ended["absent"]}, {})
+        print_parties(ended["summary"] or {}, lines)
         typer.echo(f"finished: {ended['reason']}")
     else:
         news(f"error: the job {job} {ended['status']}: {ended['reason']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,18 @@ from rich.table import Table
 from hansa.artifacts.run_folder import REPORT, SUMMARY, RunFolder, read_json
 from hansa.report.clusters import sizes_text
 from hansa.report.display import human_bytes, rows_of
+from hansa.report.party_metrics import own_metrics
 from hansa.report.plots import uneven
 
 console = Console()
 
 
-def print_summary(summary: dict[str, Any]) -> None:
-    """Print the summary of a finished run."""
+PARTIES = 20  # parties that are printed one by one
+
+
+def print_summary(summary: dict[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+    """Print the summary of a finished run, and each party's own metrics."""
+    print_parties(summary, history)
     table = Table(show_header=False, box=None)
     for name, value in rows_of(summary):
         table.add_row(name, value)
@@ -30,6 +36,19 @@ def print_summary(summary: dict[str, Any]) -> None:
         if report.exists():
             table.add_row("report", str(report))
     console.print(table)
+
+
+def print_parties(summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> None:
+    """Print the metrics of each party on its own test samples, if there are any."""
+    parties = own_metrics(history, summary, PARTIES)
+    if parties.rows:
+        table = Table(*(escape(name) for name in parties.header), box=SIMPLE_HEAD, collapse_padding=True,
+                      pad_edge=False)  # fmt: skip
+        for row in parties.rows:
+            table.add_row(*(escape(cell) for cell in row))
+        console.print(table)
+    for note in parties.notes:
+        console.print(note, markup=False, highlight=False)
 
 
 def show_run(run_dir: Path, as_json: bool) -> None:
@@ -48,7 +67,7 @@ def show_run(run_dir: Path, as_json: bool) -> None:
     if summary is None:
         console.print(f"not finished after {len(history)} rounds; continue with: hansa resume {run_dir}", markup=False)
     else:
-        print_summary(summary)
+        print_summary(summary, history)
 
 
 def print_configuration(record: dict[str, Any]) -> None:

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hansa.demo.hospitals import LOCAL, REGIMES, ROUNDS, SCORES, TEST_SHARE, TITLES, Demo, cell_text
+from hansa.demo.hospitals import (
+    CANDIDATES,
+    LOCAL,
+    REGIMES,
+    ROUNDS,
+    SCORES,
+    TEST_SHARE,
+    TUNING,
+    VALIDATION_SHARE,
+    Demo,
+    cell_text,
+    heading,
+)
 from hansa.report import plots
 from hansa.report.html import Detail, Picture, Section, Sheet, write_report
 
@@ -15,8 +27,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FILL = {"local-only": ("#D9D9D9", ""), "federated": (plots.BLUE, ""), "centralised": (plots.ORANGE, "////")}
-LINE = {"local-only": ("0.35", ":"), "federated": (plots.BLUE, "-"), "centralised": (plots.RED, "--")}
+FILL = {"local-only": ("#D9D9D9", ""), "federated": (plots.BLUE, ""), "fine-tuned": (plots.GREEN, ""),
+        "chosen": ("#FFFFFF", "...."), "centralised": (plots.ORANGE, "////")}  # fmt: skip
+OTHER = ("#CC79A7", "")  # of further methods
+LINE = {"local-only": ("0.35", ":"), "federated": (plots.BLUE, "-"), "fine-tuned": (plots.GREEN, "-."),
+        "centralised": (plots.RED, "--")}  # fmt: skip
 ATTRIBUTION = (
     "Heart Disease, UCI Machine Learning Repository, 1989 (doi 10.24432/C52P4X), licensed under CC BY 4.0. Creators: "
     "Andras Janosi (Hungarian Institute of Cardiology, Budapest), William Steinbrunn (University Hospital, Zurich), "
@@ -43,7 +58,7 @@ def findings(demo: Demo) -> list[str]:
             f"{demo.hospitals[best].name} gains most from the others: AUC {_points(gains[best])}, "
             f"higher on {ahead} of {demo.seeds} splits."
         )
-    return sentences + _accuracy(demo) + _cautions(demo)
+    return sentences + _accuracy(demo) + _loss(demo) + _cautions(demo)
 
 
 def _accuracy(demo: Demo) -> list[str]:
@@ -60,6 +75,19 @@ def _accuracy(demo: Demo) -> list[str]:
         f"{sentence}: disease is {hospital.prevalence:.0%} of {hospital.name}'s patients, so a model trained there "
         f"alone profits from answering 'ill' ({_points(changes[worst])} at {hospital.name}, {_points(others)} at the "
         "other hospitals)."
+    ]
+
+
+def _loss(demo: Demo) -> list[str]:
+    """The mean log losses, and what the hospitals chose on their validation patients."""
+    loss = {regime: demo.cell("loss", regime)[0] for regime in REGIMES}
+    listed = ", ".join(f"{loss[name]:.3f} {name}" for name in CANDIDATES)
+    best = min(CANDIDATES, key=lambda name: loss[name])
+    choices = [name for row in demo.chosen for name in row]
+    often = ", ".join(f"{name} {choices.count(name)} times" for name in CANDIDATES)
+    return [
+        f"Mean log loss: {listed}, {loss['centralised']:.3f} centralised; {best} is lowest. A hospital that chooses on "
+        f"its validation patients has {loss['chosen']:.3f} on average (chosen: {often}).",
     ]
 
 
@@ -95,7 +123,8 @@ def write(demo: Demo, path: Path) -> Path:
     """Write the report of the demonstration."""
     intro = [
         "Four hospitals train one model, logistic regression, to recognise heart disease. In the federated regime no "
-        "patient leaves a hospital: the hospitals exchange models and sums. "
+        "patient leaves a hospital: the hospitals exchange models and sums. Fine-tuned, each hospital trains the "
+        "federated model further, alone, and keeps the result. "
         f"Means over {demo.seeds} random splits; on each, {TEST_SHARE:.0%} of every hospital's patients are held out, "
         "and all regimes are measured on the same ones.",
         *findings(demo),
@@ -110,7 +139,7 @@ def write(demo: Demo, path: Path) -> Path:
         Picture(
             "Learning curves",
             f"The federated model on held-out patients, mean over hospitals; the band is {span}. Horizontal lines: "
-            "where the other two regimes end.",
+            "where other regimes end.",
             learning(demo),
         ),
         Picture(
@@ -131,7 +160,10 @@ def write(demo: Demo, path: Path) -> Path:
 
 
 METHOD = (
-    f"All regimes: {ROUNDS} rounds of {LOCAL.epochs} full passes, learning rate {LOCAL.lr}, chosen once. Missing "
+    f"All regimes: {ROUNDS * LOCAL.epochs} full passes, in the federated regime {ROUNDS} rounds of {LOCAL.epochs}, "
+    f"learning rate {LOCAL.lr}, chosen once. Fine-tuned: {TUNING.epochs} more passes at each hospital alone, rate "
+    f"{TUNING.lr}. Chosen: each hospital uses the method with the lowest log loss on its validation patients, "
+    f"{VALIDATION_SHARE:.0%} of those that are not held out for the test; no regime trains on them. Missing "
     "values become the mean of the training patients and features are scaled to unit variance: learned alone, by "
     "federated sums or on the pooled patients, as the regime allows. Federated is FedAvg: every hospital trains in "
     "every round and models are averaged, weighted by patients. The mean row weighs hospitals equally. AUC is the "
@@ -141,32 +173,41 @@ METHOD = (
 
 
 def _sheets(demo: Demo) -> list[Sheet]:
-    header = ("hospital", *(f"{TITLES[score]}, %\n{regime}" for score in SCORES for regime in REGIMES))
-    rows = [
-        (
-            "mean" if k is None else demo.hospitals[k].name,
-            *(cell_text(demo.cell(score, regime, k)) for score in SCORES for regime in REGIMES),
-        )
-        for k in (*range(len(demo.hospitals)), None)
+    note = f"Mean ± standard deviation over {demo.seeds} splits." if demo.seeds > 1 else "One split."
+    sheets = []
+    for score in SCORES:
+        rows = [
+            (
+                "mean" if k is None else demo.hospitals[k].name,
+                *(cell_text(demo.cell(score, regime, k), score) for regime in REGIMES),
+            )
+            for k in (*range(len(demo.hospitals)), None)
+        ]
+        lower = " Lower is better." if score == "loss" else ""
+        title = heading(score)
+        sheets.append(Sheet(title[0].upper() + title[1:], ("hospital", *REGIMES), rows, note=note + lower, total=True))
+    choices = [
+        (h.name, *(str(sum(row[k] == name for row in demo.chosen)) for name in CANDIDATES))
+        for k, h in enumerate(demo.hospitals)
     ]
     people = [
         (h.name, str(h.patients), f"{h.prevalence:.1%}", str(h.tested), str(h.tested - h.tested_ill), str(h.tested_ill))
         for h in demo.hospitals
     ]
-    note = f"Mean ± standard deviation over {demo.seeds} splits." if demo.seeds > 1 else "One split."
     return [
-        Sheet("Results", header, rows, note=note, total=True),
+        *sheets,
+        Sheet("Chosen on validation patients", ("hospital", *CANDIDATES), choices, note="Splits by chosen method."),
         Sheet("The hospitals", ("hospital", "patients", "with disease", "held out", "healthy", "ill"), people),
     ]
 
 
 def by_hospital(demo: Demo) -> Figure:
-    """AUC and accuracy of each hospital under the three regimes."""
-    figure = plots.blank(9.2, 5.6)
-    for axes, score in zip(figure.subplots(2, 1, sharex=True), SCORES, strict=True):
+    """The scores of each hospital under all regimes."""
+    figure = plots.blank(9.2, 8.0)
+    for axes, score in zip(figure.subplots(len(SCORES), 1, sharex=True), SCORES, strict=True):
         _bars(axes, demo, score)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, ncols=3, loc="outside upper right")
+    figure.legend(handles, labels, frameon=False, ncols=len(REGIMES), loc="outside upper right")
     return figure
 
 
@@ -195,18 +236,21 @@ def wide(demo: Demo) -> Figure:
 
 def _bars(axes: Axes, demo: Demo, score: str) -> None:
     """One group of bars per hospital, and one for their mean. The AUC axis starts at 50 %, which is guessing."""
-    floor = 50.0 if score == "auc" else 0.0
+    floor, scale = 50.0 if score == "auc" else 0.0, 1 if score == "loss" else 100
     places = np.append(np.arange(len(demo.hospitals), dtype=float), len(demo.hospitals) + 0.25)
+    width = 0.78 / len(REGIMES)
     for at, regime in enumerate(REGIMES):
         cells = [demo.cell(score, regime, k) for k in (*range(len(demo.hospitals)), None)]
-        means, spread = 100 * np.array(cells).T
-        colour, hatch = FILL[regime]
-        x = places + 0.26 * (at - 1)
-        axes.bar(x, means - floor, 0.26, bottom=floor, fc=colour, hatch=hatch, ec="0.15", lw=0.7, label=regime)
-        axes.errorbar(x, means, np.minimum([spread, spread], [means - floor, 100 - means]), fmt="none", ecolor="black",
-                      elinewidth=1, capsize=2.5)  # fmt: skip
-    plots.plain(axes, f"{TITLES[score]}, %")
-    axes.set_ylim(floor, 101)
+        means, spread = scale * np.array(cells).T
+        colour, hatch = FILL.get(regime, OTHER)
+        x = places + width * (at - (len(REGIMES) - 1) / 2)
+        axes.bar(x, means - floor, width, bottom=floor, fc=colour, hatch=hatch, ec="0.15", lw=0.7, label=regime)
+        above = spread if score == "loss" else np.minimum(spread, 100 - means)
+        axes.errorbar(x, means, [np.minimum(spread, means - floor), above], fmt="none", ecolor="black", elinewidth=1,
+                      capsize=2)  # fmt: skip
+    plots.plain(axes, heading(score))
+    if score != "loss":
+        axes.set_ylim(floor, 101)
     axes.set_xticks(places, [*(h.name for h in demo.hospitals), "mean"])
     axes.tick_params(axis="x", length=0)
 
@@ -221,10 +265,9 @@ def _curve(axes: Axes, demo: Demo, metric: str) -> None:
         spread = values.std(0, ddof=1)
         axes.fill_between(rounds, middle - spread, middle + spread, color=colour, alpha=0.18, lw=0)
     axes.plot(rounds, middle, ls=line, color=colour, lw=2, marker="o", ms=3, label="federated")
-    if metric in SCORES:
-        for regime in ("local-only", "centralised"):
-            other, style = LINE[regime]
-            axes.axhline(100 * demo.cell(metric, regime)[0], color=other, ls=style, lw=1.6, label=regime)
+    for regime in ("local-only", "fine-tuned", "centralised"):
+        other, style = LINE[regime]
+        axes.axhline(scale * demo.cell(metric, regime)[0], color=other, ls=style, lw=1.6, label=regime)
     axes.margins(y=0.08)
-    plots.plain(axes, f"{TITLES[metric]}, %" if metric in SCORES else TITLES[metric])
+    plots.plain(axes, heading(metric))
     plots.rounds_axis(axes)

@@ -23,13 +23,17 @@ class Measure:
 
 
 # The measures of every run in `Outcome.measures`; a metric other than accuracy and loss adds its own final_ and best_.
-# The worst tenth is that of the study's metric: `measure_of` describes it.
+# Those over parties are of the study's metric: `measure_of` describes them. `finetuned` is the parties' mean after
+# fine-tuning.
 MEASURES = {
     "final_accuracy": Measure("final accuracy", "", True, (0.0, 1.0)),
     "best_accuracy": Measure("best accuracy", "", True, (0.0, 1.0)),
     "final_loss": Measure("final loss", "", False),
     "best_loss": Measure("best loss", "", False),
+    "party_mean": Measure("mean of parties", "", None),
     "worst_tenth": Measure("worst tenth", "", None),
+    "spread": Measure("spread over parties", "", None),
+    "finetuned": Measure("fine-tuned", "", None),
     "rounds_to_target": Measure("rounds to target", "rounds", False),
     "simulated_seconds_to_target": Measure("simulated time to target", "s", False),
     "bytes_to_target": Measure("bytes to target", "bytes", False),
@@ -38,18 +42,30 @@ MEASURES = {
     "simulated_seconds": Measure("simulated time", "s", False),
     "seconds": Measure("wall-clock time", "s", False),
 }
+# Measures over parties: label, and how the parties' values become one.
+OVER_PARTIES = {
+    "party_mean": ("parties' mean {}", "mean"),
+    "worst_tenth": ("worst tenth's {}", "worst_tenth"),
+    "spread": ("spread of the parties' {}", "spread"),
+    "finetuned": ("fine-tuned parties' mean {}", "mean"),
+}
 TO_TARGET = ("rounds_to_target", "simulated_seconds_to_target", "bytes_to_target")
 
 
 def measure_of(name: str, metric: str) -> Measure:
     """Description of a measure in a study that compares by `metric`."""
-    if name == "worst_tenth":
-        plain = plain_metric(metric)
-        return Measure(f"worst tenth's {_words(plain)}", "", higher_is_better(plain), possible_values(plain))
+    if name in OVER_PARTIES:
+        label, of = OVER_PARTIES[name][0], over_parties(name, metric)
+        return Measure(label.format(_words(plain_metric(metric))), "", higher_is_better(of), possible_values(of))
     if name in MEASURES:
         return MEASURES[name]
     prefix, _, of = name.partition("_")
     return Measure(f"{prefix} {_words(of)}", "", higher_is_better(of), possible_values(of))
+
+
+def over_parties(name: str, metric: str) -> str:
+    """The metric of a metrics line that a measure over parties is, as in party_auc_spread."""
+    return f"party_{plain_metric(metric)}_{OVER_PARTIES[name][1]}"
 
 
 def _words(metric: str) -> str:

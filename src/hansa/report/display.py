@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hansa.core.errors import ConfigError
 from hansa.report.diagnosis import rejected_rounds, without_effect
+from hansa.report.party_metrics import FIRST
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 
 PARTIES = "parties"  # key of each party's own metrics in a metrics line
 APART = ("rounds", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "empty_rounds",
-         "problem")  # fmt: skip
-FIRST = ("accuracy", "auc", "loss")  # metrics that are listed first
+         "problem", "finetuned")  # fmt: skip
 LATEST = (
     "train_loss",
     "epsilon",
@@ -108,10 +108,25 @@ def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         if value is not None:
             label = "AUC" if name == "auc" else name.replace("_", " ")
             rows.append((label, _number(value) if isinstance(value, float) else str(value)))
+    rows += tuned_rows(summary.get("finetuned"))
     rows.append(("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}"))
     rows.append(("seconds", f"{summary['seconds']:.1f}"))
     if summary.get("simulated_seconds") is not None:
         rows.append(("simulated seconds", f"{summary['simulated_seconds']:.1f}"))
+    return rows
+
+
+def tuned_rows(tuned: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """The rows of a fine-tuning: how many parties, and their means before and after."""
+    if tuned is None:
+        return []
+    rows = [("fine-tuned", f"{tuned['parties']} parties, {tuned['epochs']} epochs at the rate {tuned['lr']:g}")]
+    before, after = tuned.get("before", {}), tuned.get("after", {})
+    for metric in FIRST:  # behind a secure sum there is only the mean over samples
+        name = next((n for n in (f"party_{metric}_mean", metric) if after.get(n) is not None), None)
+        if name is not None and before.get(name) is not None:
+            label = f"{name.replace('_', ' ')}, fine-tuned"
+            rows.append((label, f"{_number(after[name])} (before {_number(before[name])})"))
     return rows
 
 

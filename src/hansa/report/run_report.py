@@ -11,7 +11,9 @@ from typing import Any
 from hansa.artifacts.run_folder import REPORT, SUMMARY, RunFolder, read_json
 from hansa.core.round_record import LISTED
 from hansa.report import clusters, fusion_shares, plots
+from hansa.report.display import tuned_rows
 from hansa.report.html import Detail, Picture, Section, Sheet, write_report
+from hansa.report.party_metrics import own_metrics
 
 ASKED = 200  # maximum number of parties in the participation table
 NAMES = {
@@ -30,9 +32,10 @@ def run_report(run_dir: Path) -> Path:
     algorithm = record.get("algorithm", {}).get("name", "run")
     intro = [_story(algorithm, history, summary)]
     tables: list[Section] = [_numbers(summary, history)]
-    evaluated = next((line for line in reversed(history) if "parties" in line), None)
-    if evaluated is not None:
-        tables.append(_parties(evaluated["parties"], evaluated["round"]))
+    parties = own_metrics(history, summary, ASKED)
+    if parties.rows or parties.notes:
+        note = " ".join(["Each on its own test samples, after the last round with an evaluation.", *parties.notes])
+        tables.append(Sheet("Parties", parties.header, parties.rows, note=note))
     attackers: list[str] = record.get("attackers", [])
     shares = fusion_shares.table(history, attackers)
     if shares:
@@ -102,16 +105,7 @@ def _numbers(summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -
             rows.append(
                 (NAMES.get(name, name.replace("_", " ")), f"{value:,}" if isinstance(value, int) else f"{value:.4g}")
             )
-    return Sheet("In numbers", ("", "value"), rows)
-
-
-def _parties(parties: Mapping[str, Mapping[str, float]], at: int) -> Sheet:
-    metrics = sorted({metric for own_metrics in parties.values() for metric in own_metrics})
-    rows = [
-        (name, *(f"{own_metrics[m]:.4f}" if m in own_metrics else "-" for m in metrics))
-        for name, own_metrics in parties.items()
-    ]
-    return Sheet(f"Parties, after round {at}", ("party", *metrics), rows, note="Each on its own test samples.")
+    return Sheet("In numbers", ("", "value"), rows + tuned_rows(summary.get("finetuned")))
 
 
 def _asked(history: Sequence[Mapping[str, Any]]) -> Sheet | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hansa.core.errors import ConfigError
-from hansa.metrics.measures import measure_of, written
+from hansa.metrics.measures import OVER_PARTIES, measure_of, written
 from hansa.metrics.statistics import Difference, Estimate, Ranking
 from hansa.report.display import human_bytes
 
@@ -92,7 +92,7 @@ class StudyDisplay(ABC):
         return [picture.name for picture in pictures(self)]
 
     def _repr_html_(self) -> str:
-        columns = [f"final_{self.metric}", "worst_tenth", "bytes_up"]
+        columns = [f"final_{self.metric}", *OVER_PARTIES, "bytes_up"]
         if self.study.target is not None:
             columns.insert(1, "rounds_to_target")
         rows = self.table()

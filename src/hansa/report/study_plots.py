@@ -63,14 +63,15 @@ def look(at: int, name: str) -> Look:
 
 def is_percent(metric: str) -> bool:
     """Whether a metric is a share, shown in percent."""
-    return plain_metric(metric) in PERCENT and not metric.endswith("_variance")
+    return plain_metric(metric) in PERCENT and not metric.endswith("_variance")  # a spread has the metric's unit
 
 
 def title(metric: str) -> str:
     """Axis label of a metric."""
     plain_name = plain_metric(metric)
     words = NAMES.get(plain_name, plain_name.replace("_", " "))
-    over = {"_mean": ", mean of parties", "tenth": ", worst tenth of parties", "iance": ", variance over parties"}
+    over = {"_mean": ", mean of parties", "tenth": ", worst tenth of parties", "iance": ", variance over parties",
+            "pread": ", spread over parties"}  # fmt: skip
     words += over.get(metric[-5:], "")
     return f"{words}, %" if is_percent(metric) else words
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hansa.metrics.measures import BEYOND, TO_TARGET, measure_of, number, reaches_beyond
-from hansa.metrics.names import plain_metric
+from hansa.metrics.measures import BEYOND, OVER_PARTIES, TO_TARGET, measure_of, number, over_parties, reaches_beyond
 from hansa.metrics.statistics import Estimate
 from hansa.report.html import Sheet, TableCell
 from hansa.report.plots import uneven, unit
@@ -75,7 +74,7 @@ def _known(estimate: Estimate | None) -> bool:
 def _columns(results: StudyDisplay, rows: Sequence[dict[str, Any]]) -> list[Column]:
     metric = results.metric
     shown = list(dict.fromkeys([f"final_{metric}", f"best_{metric}", "final_accuracy", "best_accuracy", "final_loss",
-                                "best_loss", "worst_tenth"]))  # fmt: skip
+                                "best_loss", *OVER_PARTIES]))  # fmt: skip
     time = ["simulated_seconds_to_target", "simulated_seconds"] if timed(results) else []
     spent = ["rounds_to_target", *time[:1], "bytes_to_target", "bytes_up", "bytes_down", *time[1:], "seconds"]
     out = []
@@ -85,7 +84,7 @@ def _columns(results: StudyDisplay, rows: Sequence[dict[str, Any]]) -> list[Colu
 
 
 def _column(measure: str, metric: str, means: Sequence[float | None]) -> Column:
-    of = f"party_{plain_metric(metric)}_worst_tenth" if measure == "worst_tenth" else measure.partition("_")[2]
+    of = over_parties(measure, metric) if measure in OVER_PARTIES else measure.partition("_")[2]
     if "bytes" in measure:
         scale, name = unit(max((mean for mean in means if mean is not None), default=0.0))
         words = {"bytes_to_target": " to\ntarget", "bytes_up": "\nup", "bytes_down": "\ndown"}[measure]
@@ -94,9 +93,7 @@ def _column(measure: str, metric: str, means: Sequence[float | None]) -> Column:
         return Column(measure, TIMES[measure], 1.0, lambda x: f"{x:,.1f}")
     if measure == "rounds_to_target":
         return Column(measure, "rounds\nto target", 1.0, lambda x: f"{x:,.0f}" if x == round(x) else f"{x:,.1f}")
-    words = (
-        measure_of(measure, metric).label if measure == "worst_tenth" else f"{measure.partition('_')[0]} {title(of)}"
-    )
+    words = measure_of(measure, metric).label if measure in OVER_PARTIES else f"{measure.partition('_')[0]} {title(of)}"
     words = words.removesuffix(", %")
     if is_percent(of):
         return Column(measure, f"{_broken(words)}, %", 100.0, lambda x: f"{x:.2f}")

@@ -187,4 +187,5 @@ class Evaluation:
         """The metrics of a secure sum, and whether one that must be there is missing."""
         expected = {"loss", "accuracy"} if self.objective.loss in ("cross_entropy", "bce") else {"loss"}
         wrong = {"unmeasured": "the parties' numbers add up to no metrics: a party sent wrong numbers"}
-        return {**answers.metrics, **(wrong if expected - set(answers.metrics) else {})}
+        hidden = {"hidden": "a secure sum hides the metrics of each party"}
+        return {**answers.metrics, **hidden, **(wrong if expected - set(answers.metrics) else {})}

@@ -10,9 +10,11 @@ from typing import Any
 from hansa.core.ask import Gathered
 from hansa.core.budget import finite
 from hansa.core.federation import Finding, Grouping
+from hansa.core.op import Reply
 from hansa.core.round_record import LISTED, Record, without_numbers
 from hansa.metrics.names import higher_is_better
 
+WORST = 20  # parties that a metrics line lists of more than LISTED
 Name = Callable[[int], str]
 
 
@@ -86,7 +88,8 @@ def of_parties(answers: Gathered, only: Collection[int]) -> Gathered:
 
 
 def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:
-    """The parties' metrics on their own test samples: mean, worst tenth and variance over parties, mean over samples.
+    """The parties' metrics on their own test samples: mean, worst tenth, spread (standard deviation) and variance over
+    parties, mean over samples, and each party's own; of many parties, those with the highest loss.
 
     With a min_cohort, only numbers to which at least `min_cohort` parties contribute.
     """
@@ -101,9 +104,21 @@ def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:
         out[f"party_{metric}_mean"] = mean
         if len(tenth) >= least:
             out[f"party_{metric}_worst_tenth"] = sum(tenth) / len(tenth)
-        out[f"party_{metric}_variance"] = sum((v - mean) * (v - mean) for v in values) / len(values)
+        variance = sum((v - mean) * (v - mean) for v in values) / len(values)
+        out[f"party_{metric}_spread"], out[f"party_{metric}_variance"] = math.sqrt(variance), variance
         out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
-    if len(answers.parties) <= LISTED and least == 1:
-        names = map(name, answers.parties)
-        out["parties"] = {one: reply.metrics for one, reply in zip(names, answers.replies, strict=True)}
+    if least > 1:
+        return {**out, "hidden": f"run.min_cohort is {least}, so no party's own metrics are shown"}
+    pairs = list(zip(answers.parties, answers.replies, strict=True))
+    if len(pairs) <= LISTED:
+        out["parties"] = {name(party): reply.metrics for party, reply in pairs}
+    else:
+        pairs.sort(key=lambda pair: (-_loss(pair[1]), pair[0]))
+        out["worst_parties"] = {name(party): reply.metrics for party, reply in pairs[:WORST]}
     return out
+
+
+def _loss(reply: Reply) -> float:
+    """A party's loss; infinite where it is not a number."""
+    loss = reply.metrics.get("loss", 0.0)
+    return math.inf if math.isnan(loss) else loss

@@ -14,8 +14,8 @@ import numpy as np
 from hansa.artifacts.run_folder import SUMMARY, RunFolder, read_json, write_json
 from hansa.core.errors import ConfigError, nearest
 from hansa.metrics import statistics
-from hansa.metrics.measures import MEASURES, TO_TARGET, measure_of, reaches_beyond
-from hansa.metrics.names import higher_is_better, plain_metric
+from hansa.metrics.measures import MEASURES, OVER_PARTIES, TO_TARGET, measure_of, over_parties, reaches_beyond
+from hansa.metrics.names import higher_is_better
 from hansa.metrics.statistics import Difference, Estimate, Ranking
 from hansa.report.diagnosis import without_effect
 from hansa.report.study_display import Axis, StudyDisplay
@@ -50,7 +50,9 @@ class Outcome:
             values = [line[name] for line in evaluated if line.get(name) is not None]
             pick = max if higher_is_better(name) else min
             out[f"final_{name}"], out[f"best_{name}"] = last.get(name), pick(values) if values else None
-        out["worst_tenth"] = last.get(f"party_{plain_metric(metric)}_worst_tenth")
+        after = self.summary.get("finetuned", {}).get("after", {})
+        for name in OVER_PARTIES:
+            out[name] = (after if name == "finetuned" else last).get(over_parties(name, metric))
         out |= dict.fromkeys(TO_TARGET)
         spent = 0
         for line in self.history:

@@ -27,7 +27,8 @@ Line = dict[str, Any]
 Look = tuple[Mapping[str, Any], Mapping[str, Sequence[Line]]]
 
 NUMBERS = ("round", "asked", "replies", "bytes_up", "bytes_down", "simulated_seconds", "seconds", "epsilon", "delta")
-METRICS = re.compile(r"(train_)?loss|accuracy|auc|rmse|mae|r2|party_(accuracy|loss)_worst_tenth|attack_success")
+METRICS = re.compile(r"(train_)?loss|accuracy|auc|rmse|mae|r2|party_(accuracy|loss)_(mean|worst_tenth|spread)|"
+                     r"attack_success")  # fmt: skip
 LONGEST = 300  # characters of a reason
 MANY = 50  # parties of a round that are shown with a reason
 

@@ -16,7 +16,8 @@ from hansa.core.errors import ConfigError
 from hansa.ui.events import LONGEST, Line, Look, shown
 
 METRICS, EXPERIMENT, REPORT = "metrics.jsonl", "experiment.json", "report.html"  # as `hansa.run` names them
-PARTIES = 200  # missing or rejected parties that are shown
+PARTIES = 200  # parties that are shown; missing and rejected ones first
+OWN = ("accuracy", "loss")  # metrics of a party on its own test samples that are shown
 CHUNK = 2**22  # bytes of metrics that one look reads
 
 
@@ -57,8 +58,9 @@ class RunFolderSource:
             job |= {"report": str(self.path / REPORT), "linked": self.linked}
         about = {"kind": "simulation", "title": name, "version": hansa.__version__, "trouble": None, "starts": False,
                  "stops": True, "ended": self.ended and not self.linked}  # fmt: skip
-        parties = sorted(self._parties.values(), key=lambda party: -party["rejected"])[:PARTIES]
-        values = {"about": about, "jobs": [job], "parties": {"total": len(self._parties)},
+        lost = sum(bool(party["missing"] or party["rejected"]) for party in self._parties.values())
+        parties = sorted(self._parties.values(), key=lambda party: (-party["rejected"], -party["missing"]))[:PARTIES]
+        values = {"about": about, "jobs": [job], "parties": {"total": lost},
                   **{f"party:{party['name']}": dict(party) for party in parties}}  # fmt: skip
         return values, {name: [shown(line) for line in lines]}
 
@@ -88,13 +90,18 @@ class RunFolderSource:
             self._sums[name] += line.get(name) or 0
         for how in ("missing", "rejected"):
             for party, why in line.get(how, {}).items():
-                if party not in self._parties and len(self._parties) >= 100 * PARTIES:
-                    continue
-                row = self._parties.setdefault(
-                    party, {"number": len(self._parties), "name": party, "missing": 0, "rejected": 0, "reason": ""}
-                )
+                row = self._row(party)
                 row[how] += 1
                 row["reason"] = f"round {line['round']}: {str(why)[:LONGEST]}"
+        for party, metrics in (line.get("parties") or line.get("worst_parties") or {}).items():
+            self._row(party).update({name: metrics[name] for name in OWN if name in metrics})
+
+    def _row(self, party: str) -> dict[str, Any]:
+        """The row of a party; of too many parties, a row that is not shown."""
+        row = {"number": len(self._parties), "name": party, "missing": 0, "rejected": 0, "reason": ""}
+        if party not in self._parties and len(self._parties) >= 100 * PARTIES:
+            return row
+        return self._parties.setdefault(party, row)
 
     def _rounds(self) -> int | None:
         try:

@@ -38,7 +38,8 @@ STEP = 50  # entries of the log that are read at once
 ANEW = 600.0  # seconds after which the log is verified again from its start, or 20 times the last duration
 BEFORE = ("describe", "prepare")  # the phases before the first round
 PHASES = {"describe": "describing the data", "prepare": "preparing the data", "select": "selecting parties",
-          "round": "training", "publish": "making the model to publish", "evaluate": "evaluating"}  # fmt: skip
+          "round": "training", "publish": "making the model to publish", "evaluate": "evaluating",
+          "finetune": "fine-tuning", "deliver": "delivering the parties' own models"}  # fmt: skip
 
 
 class Live:

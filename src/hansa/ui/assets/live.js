@@ -7,7 +7,8 @@ const ACTIVE = ["waiting", "running", "stopping"];
 const SCORES = [["accuracy", "accuracy"], ["auc", "AUC"], ["party_accuracy_worst_tenth", "worst tenth of parties"], ["r2", "R²"]];
 const LOSSES = [["loss", "test"], ["train_loss", "training"], ["rmse", "RMSE"]];
 const COLUMNS = [["round", "Round"], ["replies", "Replies"], ["asked", "Asked"], ["accuracy", "Accuracy"], ["loss", "Loss"],
-  ["train_loss", "Training loss"], ["bytes_up", "Bytes from parties"], ["bytes_down", "Bytes to parties"], ["epsilon", "Epsilon"]];
+  ["train_loss", "Training loss"], ["party_accuracy_mean", "Mean of parties"], ["party_accuracy_worst_tenth", "Worst tenth"],
+  ["party_accuracy_spread", "Spread"], ["bytes_up", "Bytes from parties"], ["bytes_down", "Bytes to parties"], ["epsilon", "Epsilon"]];
 
 let values = {}, rounds = {}, chosen = null, token = new URLSearchParams(location.hash.slice(1)).get("token") || "";
 let source = null, last = "", heard = 0, offset = 0, connected = false, due = false, drawn = "", said = {}, spoke = -1e9;
@@ -201,12 +202,13 @@ function drawParties(j) {
   const rows = Object.keys(values).filter((name) => name.startsWith("party:")).map((name) => values[name]);
   const simulated = about().kind === "simulation", count = values.parties || { total: rows.length };
   const n = j && ACTIVE.includes(j.status) ? values[`now:${j.job}`] : null;
-  const named = rows.length < count.total ? `; ${rows.length} are shown` : "";
-  put($("parties-note"), simulated ? (count.total ? `${plural(count.total, "party was", "parties were")} missing or rejected in some round${named}.` : "No party was missing or rejected so far.") : `${plural(count.total, "party", "parties")}, ${number(count.here || 0)} connected${named}.`);
-  head($("parties"), simulated ? ["Party", ["Missing", "number"], ["Rejected", "number"], "Last reason"] : ["Party", "Connection", "Last seen", "In this exchange", ["Rejected", "number"], "Last reason"]);
+  const lost = simulated ? rows.filter((p) => p.missing || p.rejected).length : rows.length, measured = simulated && rows.some((p) => p.loss !== undefined);
+  const named = lost < count.total ? `; ${lost} are shown` : "", own = measured ? " Accuracy and loss: each party on its own test samples, in the last evaluation." : "";
+  put($("parties-note"), simulated ? (count.total ? `${plural(count.total, "party was", "parties were")} missing or rejected in some round${named}.` : "No party was missing or rejected so far.") + own : `${plural(count.total, "party", "parties")}, ${number(count.here || 0)} connected${named}.`);
+  head($("parties"), simulated ? ["Party", ...(measured ? [["Accuracy", "number"], ["Loss", "number"]] : []), ["Missing", "number"], ["Rejected", "number"], "Last reason"] : ["Party", "Connection", "Last seen", "In this exchange", ["Rejected", "number"], "Last reason"]);
   rows.sort((a, b) => a.number - b.number);
   show($("parties").parentNode, rows.length > 0);
-  fill($("parties"), rows.map((p) => [p.name, simulated ? [p.name, [number(p.missing), "number"], [number(p.rejected), "number"], [p.reason, "why"]] : [
+  fill($("parties"), rows.map((p) => [p.name, simulated ? [p.name, ...(measured ? [[number(p.accuracy), "number"], [number(p.loss), "number"]] : []), [number(p.missing), "number"], [number(p.rejected), "number"], [p.reason, "why"]] : [
     p.name,
     [p.state !== "enrolled" ? p.state : p.here ? "connected" : "not connected", p.state === "revoked" ? "bad" : ""],
     ["", "when"],
