@@ -11,6 +11,7 @@ UCI's processed.*.data files; by default the folder heart-disease of the environ
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Hospitals:
         labels = (np.concatenate([table[:, -1] for table in tables]) > 0).astype(np.float32)
         sizes = np.cumsum([0, *(len(table) for table in tables)])
         self.train, self.test = [], []
-        for first, last in zip(sizes[:-1], sizes[1:], strict=True):
+        for first, last in itertools.pairwise(sizes):
             y = labels[first:last]
             counts = [int((y == kind).sum()) for kind in (0, 1)]
             both = min(counts) > 2
@@ -125,7 +126,7 @@ def methods() -> dict[str, tuple[Algorithm, dict[str, Any]]]:
 
 
 def run(hospitals: Hospitals, seed: int) -> dict[str, float]:
-    """The accuracy of every method on the pooled test patients; of fine-tuning, the mean of the hospitals' own tests."""
+    """The accuracy of every method on the pooled test patients; of fine-tuning, the mean over the hospitals' own."""
     own, (pooled, test) = [hospitals.own(k) for k in range(len(HOSPITALS))], hospitals.pooled()
     model = Logistic(inputs=(13,), outputs=1)
 
