@@ -28,11 +28,9 @@ def net() -> nn.Module:
 
 
 def samples(sizes: list[int], seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    draws = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randn(n, 4, generator=draws, dtype=torch.float64), torch.randint(0, 3, (n,), generator=draws))
-        for n in sizes
-    ]
+    draws, n = torch.Generator().manual_seed(seed), sum(sizes)
+    x = torch.randn(n, 4, generator=draws, dtype=torch.float64)
+    return list(zip(x.split(sizes), torch.randint(0, 3, (n,), generator=draws).split(sizes), strict=True))
 
 
 def task(sizes: list[int] = SIZES, tests: list[int] | None = None, **more: Any) -> hansa.Task:
