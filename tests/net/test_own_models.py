@@ -88,6 +88,11 @@ def test_parties_export_the_models_that_the_simulation_has_for_them(
     if tuning is not None:
         assert summary["finetuned"]["before"]["parties"].keys() == summary["finetuned"]["after"]["parties"].keys()
     check_exports(league, job, wanted, tmp_path)
+    pulled = hansa.load(league.operator.pull(job, tmp_path / "pulled.safetensors"))
+    if algorithm == "fedavg":
+        assert torch.equal(pulled.predict(X), wanted.predict(X))  # the common model
+    with pytest.raises(ConfigError, match="deployed parties keep their own"):
+        pulled.predict(X, party=1)
 
 
 def test_no_answer_to_a_fine_tuning_has_content(league: League, monkeypatch: pytest.MonkeyPatch) -> None:

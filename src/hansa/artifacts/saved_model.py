@@ -109,8 +109,13 @@ class SavedModel:
 
     @property
     def personal(self) -> bool:
-        """Whether each party has a model of its own."""
-        return self.predictor.personal and not self.exported
+        """Whether a prediction is that of a party's own model.
+
+        Without the parties' own models, those that have fine-tuned a common model have the common one here.
+        """
+        if self.exported or not self.predictor.personal:
+            return False
+        return bool(self.memories) or self.predictor.common(self.payload) is None
 
     def predict(self, x: Any, party: int | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples; `party` says whose model, if each party has its own."""
@@ -156,7 +161,7 @@ class SavedModel:
         if self.exported:
             return self.payload
         common = self.predictor.common(self.payload)
-        if common is not None and (party is None or not self.personal):
+        if common is not None and (party is None or not self.predictor.personal):
             return common
         if party is None or party not in range(self.about["parties"]):
             raise ConfigError(
