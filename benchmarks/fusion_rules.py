@@ -18,6 +18,7 @@ from hansa.fusion import (
     FLTrust,
     GeometricMedian,
     Krum,
+    Legato,
     MeaMed,
     Median,
     MultiKrum,
@@ -39,6 +40,7 @@ def rules(updates: Tensor | Rows) -> dict[str, Callable[[], Tensor]]:
     def loss(model: Tensor) -> float:
         return float(model[:: max(1, d // 1000)].double().square().mean())
 
+    layers = [(str(k), len(part)) for k, part in enumerate(torch.arange(d).tensor_split(10))]
     fusions: dict[str, tuple[Any, dict[str, Any]]] = {
         "mean": (WeightedMean(), {"weights": weights}),
         "median": (Median(), {}),
@@ -51,6 +53,7 @@ def rules(updates: Tensor | Rows) -> dict[str, Callable[[], Tensor]]:
         "norm-clip": (NormClip(), {}),
         "fltrust": (FLTrust(), {"trusted": own}),
         "zeno": (Zeno(b=f), {"loss": loss, "at": at}),
+        "legato": (Legato(), {"layers": layers, "memory": Legato().examine(updates, layers=layers).memory}),
     }
     return {name: lambda rule=rule, known=known: rule(updates, **known) for name, (rule, known) in fusions.items()}
 

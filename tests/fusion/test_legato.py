@@ -238,7 +238,7 @@ def task(parties: int = 6) -> hansa.Task:
     return hansa.Task(two_layers, "cross_entropy", [pair(12 + 3 * k) for k in range(parties)], pair(200), classes=3)
 
 
-def log_of(done: Any) -> dict[str, Tensor]:
+def log_of(done: Any) -> dict[str, Any]:
     (memory,) = done.state.slots[FUSION_MEMORY].values()
     return memory  # type: ignore[no-any-return]
 
@@ -259,7 +259,7 @@ def test_a_run_fuses_the_parameters_of_the_model_as_layers() -> None:
     done = hansa.simulate(hansa.FedAvg(fusion="legato"), task(), rounds=4, engine="reference")  # type: ignore[arg-type]
     log = log_of(done)
     assert log["norms"].shape == (4 * 6, 4)
-    assert log["means"].shape == (4, 51)
+    assert [len(mean) for mean in log["means"]] == [51] * 4
     plain = hansa.simulate(hansa.FedAvg(fusion=Legato(log=1)), task(), rounds=4, engine="reference")
     assert FUSION_MEMORY not in plain.state.slots
     assert not torch.equal(done.state.params.w, plain.state.params.w)
@@ -270,7 +270,7 @@ def test_the_log_is_bounded_whatever_parties_take_part() -> None:
     for rounds in (4, 12):
         done = hansa.simulate(hansa.FedAvg(fusion=Legato(log=3)), task(9), rounds=rounds, cohort_size=3)
         log = log_of(done)
-        assert log["means"].shape == (2, 51)
+        assert [len(mean) for mean in log["means"]] == [51] * 2
         assert log["norms"].shape == (2 * 3, 4)
         sizes.append(codec.size(log))
     assert sizes[0] == sizes[1]

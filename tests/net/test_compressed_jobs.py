@@ -32,6 +32,7 @@ FEEDBACK = {"name": "error-feedback", "inner": {"name": "top-k", "share": 0.4}}
         (hansa.FedAvg(), "int8"),
         (hansa.FedAvg(), {"name": "clip", "clip": 0.1}),
         (hansa.FedAvg(fusion="median"), {"name": "int8", "block": 8}),  # type: ignore[arg-type]
+        (hansa.FedAvg(fusion="legato"), "int8"),  # type: ignore[arg-type]
         (hansa.FedBuff(buffer=2), "int8"),
         (hansa.Scaffold(), "int8"),
         (hansa.FSVRG(), "int8"),

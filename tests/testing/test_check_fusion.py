@@ -170,6 +170,30 @@ class DoesNotDivide(Mean):
         return weights
 
 
+@register("broken-fusion-memory")
+@dataclass(frozen=True)
+class ChangesMemory(Mean):
+    remembers: ClassVar[bool] = True
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        memory = known.get("memory") or {"rounds": torch.zeros(1)}
+        memory["rounds"] += 1
+        return super().fuse(rows, weights, watch)._replace(memory=memory)
+
+
+@register("broken-fusion-checkpoint")
+@dataclass(frozen=True)
+class RemembersElsewhere(Mean):
+    remembers: ClassVar[bool] = True
+    made: ClassVar[list[Any]] = []
+
+    def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
+        fused, memory = super().fuse(rows, weights, watch), known.get("memory")
+        own = memory is None or any(memory is other for other in self.made)
+        self.made.append({"rounds": 1})
+        return fused._replace(w=fused.w if own else 2 * fused.w, memory=self.made[-1])
+
+
 def test_a_sound_fusion_passes() -> None:
     check_fusion(SoundMean())
 
@@ -190,6 +214,8 @@ def test_a_sound_fusion_passes() -> None:
         (ClaimsWeights(), "names weights, and does not depend on them"),
         (NamesOthers(), "are not those of the parties"),
         (DoesNotDivide(), "depends on the sum of the weights"),
+        (ChangesMemory(), "it changes the memory that it is given"),
+        (RemembersElsewhere(), "a memory from a checkpoint gives another result"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Fusion) else "",
 )

@@ -123,7 +123,7 @@ class Clustering(FedAvg):
             )
 
     def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
-        layers = [(entry.name, entry.numel) for entry in spec.weights]
+        layers = super().sent_layers(spec)
         return [(f"{c}.{name}", n) for c in range(self.clusters) for name, n in layers] if self.hidden else layers
 
     def init(self, problem: Problem) -> State:

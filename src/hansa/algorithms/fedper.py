@@ -39,7 +39,7 @@ class PersonalLayers(FedAvg):
         self.personal().division(problem.spec)
 
     def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
-        layers = [(entry.name, entry.numel) for entry in spec.weights]
+        layers = super().sent_layers(spec)
         shared = torch.zeros(spec.dim, dtype=torch.bool)
         shared[self.personal().division(spec).base] = True
         pieces = torch.split(shared, [length for _, length in layers])

@@ -12,7 +12,6 @@ from hansa.algorithms.pruning import by_magnitude, prunable, reselected
 from hansa.core.algorithm import Problem, State
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.params import ParamSpec
 from hansa.core.registry import register
 from hansa.fusion.mean import mean_update
 from hansa.fusion.update import Update
@@ -42,6 +41,7 @@ class PruneFL(FedAvg):
     fixed: float = 0.1
     max_density: float = 1.0
     whole: ClassVar[bool] = False
+    aligned: ClassVar[bool] = False  # the mask changes
 
     def __post_init__(self) -> None:
         for name in ("first", "first_rounds", "interval"):
@@ -74,9 +74,6 @@ class PruneFL(FedAvg):
     @property
     def alone(self) -> str | None:
         return "algorithm.first_rounds = 0 and algorithm.density = 1" if self.first_rounds else None
-
-    def sent_layers(self, spec: ParamSpec) -> None:
-        return None  # the mask decides, and it changes
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

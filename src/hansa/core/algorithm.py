@@ -87,6 +87,7 @@ class Algorithm(Part):
     trusts: ClassVar[bool] = False  # whether it needs the aggregator's own samples
     whole_updates: ClassVar[bool] = False  # whether what a clip or noise changes in an update would stay wrong for good
     packs: ClassVar[bool] = False  # whether it packs updates by a transform of its own
+    aligned: ClassVar[bool] = True  # whether a number of an update is about the same parameter in every round
     trains: ClassVar[bool] = True  # whether it trains the task's model; False for methods with their own model
     models: ClassVar[Literal["one", "several"]] = "one"  # "several": parties may train different architectures
     uses_public: ClassVar[bool] = False  # whether its parties need the task's public samples
@@ -125,11 +126,8 @@ class Algorithm(Part):
         """The local solver, the fusion and the server optimiser that the algorithm uses; override to declare them."""
         return Parts()
 
-    def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]] | None:
-        """The parameters whose updates the parties send, with their lengths, in the order of the vector.
-
-        None if a number of an update is about other parameters in another round.
-        """
+    def sent_layers(self, spec: ParamSpec) -> list[tuple[str, int]]:
+        """The parameters whose updates the parties send, with their lengths, in the order of the vector."""
         return [(entry.name, entry.numel) for entry in spec.weights]
 
     def check(self, problem: Problem) -> None:
@@ -145,7 +143,7 @@ class Algorithm(Part):
         if fusion is not None:
             fusion.check(problem.cohort_size)
             if fusion.remembers:
-                self._check_memory_of(fusion, problem)
+                self._check_memory_of(fusion)
         for part in (self, fusion):
             if part is not None and part.trusts and not problem.trusted:
                 raise ConfigError(
@@ -183,14 +181,14 @@ class Algorithm(Part):
         if self.completes is not None and partner is None and solver is not None and not self.takes_any:
             raise ConfigError(f"{self.name} needs its own local solver, and cannot use {solver.name!r}")
 
-    def _check_memory_of(self, fusion: Any, problem: Problem) -> None:
+    def _check_memory_of(self, fusion: Any) -> None:
         """Raise a ConfigError for a fusion that compares updates of different rounds, which cannot be compared."""
         if self.participation == "own":
             raise ConfigError(
                 f"{self.name}: {fusion.name} compares the updates of a round with those of the rounds before, and "
                 f"{self.name} takes updates as they arrive; use another fusion"
             )
-        if self.sent_layers(problem.spec) is None:
+        if not self.aligned:
             raise ConfigError(
                 f"{self.name}: {fusion.name} compares the layers of an update with those of earlier rounds, and the "
                 f"parties of {self.name} send other parameters from round to round; use another fusion"

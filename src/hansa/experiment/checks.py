@@ -90,6 +90,8 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             f"{algorithm.name}: {fusion.name} looks at the update of each party, which a secure sum hides; use the "
             "fusion 'mean' and have each party bound the norm of its own update (privacy.bound), or no secure sum"
         )
+    if not algorithm.aligned:
+        _check_other_parameters(algorithm.name, run)
     if run.sums == "exact":
         _check_exact_sums(algorithm, protocol)
     needed = run.rules().needed(problem.cohort_size)
@@ -147,6 +149,18 @@ def _check_alone(name: str, otherwise: str, run: Run, hides: bool) -> None:
             f"run.{setting}: {name} has rounds that ask a single party, and this setting requires "
             f"{run.rules().needed(1)} replies; set {otherwise}"
         )
+
+
+def _check_other_parameters(name: str, run: Run) -> None:
+    """Refuse transforms that cannot work where a number of a vector is about other parameters from round to round."""
+    for setting in ("compress", "compress_down"):
+        transform: Transform | None = getattr(run, setting)
+        if transform is not None and (transform.remembers or transform.layered):
+            needs = "needs the layers of a vector" if transform.layered else "remembers numbers of a vector"
+            raise ConfigError(
+                f"run.{setting}: {transform.name} {needs}, and those of {name} are about other parameters from round "
+                "to round; use one transform without memory, such as 'int8'"
+            )
 
 
 def transforms(algorithm: Algorithm, run: Run) -> list[tuple[str, Transform]]:

@@ -52,18 +52,17 @@ class Legato(Robust):
             raise NotFinite
         seen = _joined(known.get("memory"), mean, ids, norms)
         shares = layer_weights(seen)
-        if shares is not None:
-            mean = _blend(seen["means"], shares, lengths)
+        w = mean.clone() if shares is None else _blend(seen["means"], shares, lengths)
         equal = [1 / len(rows)] * len(rows)
-        return Fused(mean, equal, memory=None if self.log == 1 else _last(seen, self.log - 1))
+        return Fused(w, equal, memory=None if self.log == 1 else _last(seen, self.log - 1))
 
 
-def layer_weights(log: Mapping[str, Tensor]) -> Tensor | None:
+def layer_weights(log: Mapping[str, Any]) -> Tensor | None:
     """The weight of each layer, of sum 1: in proportion to 1 / its spread over the log.
 
     None if no party is in two rounds of the log. A layer without any update in the log has the weight 0.
     """
-    norms = log["norms"]
+    norms: Tensor = log["norms"]
     relative = _in_medians(norms, log["rounds"])
     _, party, count = torch.unique(log["parties"], return_inverse=True, return_counts=True)
     often = count[party] > 1
@@ -85,16 +84,18 @@ def _in_medians(norms: Tensor, rounds: Tensor) -> Tensor:
     return out
 
 
-def _blend(means: Tensor, shares: Tensor, lengths: Sequence[int]) -> Tensor:
+def _blend(means: Sequence[Tensor], shares: Tensor, lengths: Sequence[int]) -> Tensor:
     """The last of the means with the mean of those before it, layer by layer."""
-    out = []
-    for layer, share in zip(torch.split(means, list(lengths), 1), shares.tolist(), strict=True):
-        past = (layer[:-1].double() / (len(means) - 1)).sum(0)
-        out.append((share * layer[-1].double() + (1 - share) * past).to(means.dtype))
-    fused = torch.cat(out)
-    if not all_finite(fused):
+    out, start = torch.empty_like(means[-1]), 0
+    for length, share in zip(lengths, shares.tolist(), strict=True):
+        at = slice(start, start + length)
+        layer = share * means[-1][at].double()
+        for earlier in means[:-1]:
+            layer.add_(earlier[at].double(), alpha=(1 - share) / (len(means) - 1))
+        out[at], start = layer, start + length
+    if not all_finite(out):
         raise NotFinite
-    return fused
+    return out
 
 
 def _lengths(layers: Sequence[tuple[str, int]] | None, numbers: int) -> list[int]:
@@ -108,22 +109,21 @@ def _lengths(layers: Sequence[tuple[str, int]] | None, numbers: int) -> list[int
     return lengths
 
 
-def _joined(memory: Mapping[str, Tensor] | None, mean: Tensor, parties: Sequence[int],
-            norms: Tensor) -> dict[str, Tensor]:  # fmt: skip
+def _joined(memory: Mapping[str, Any] | None, mean: Tensor, parties: Sequence[int], norms: Tensor) -> dict[str, Any]:
     """The log with a further round."""
-    now = {"means": mean.unsqueeze(0), "rounds": torch.zeros(len(parties), dtype=torch.int64),
-           "parties": torch.tensor(parties, dtype=torch.int64), "norms": norms}  # fmt: skip
+    ids, first = torch.tensor(parties, dtype=torch.int64), torch.zeros(len(parties), dtype=torch.int64)
     if memory is None:
-        return now
-    if (*memory["means"].shape[1:], *memory["norms"].shape[1:]) != (*mean.shape, *norms.shape[1:]):
+        return {"means": [mean], "rounds": first, "parties": ids, "norms": norms}
+    if (len(memory["means"][0]), memory["norms"].shape[1]) != (len(mean), norms.shape[1]):
         raise ConfigError("legato: the memory is of updates with other layers; begin without one")
-    now["rounds"] = now["rounds"] + len(memory["means"])
-    return {name: torch.cat([memory[name].to(value.device), value]) for name, value in now.items()}
+    means = [earlier.to(mean.device) for earlier in memory["means"]]
+    return {"means": [*means, mean], "rounds": torch.cat([memory["rounds"], first + len(means)]),
+            "parties": torch.cat([memory["parties"], ids]), "norms": torch.cat([memory["norms"], norms])}  # fmt: skip
 
 
-def _last(log: Mapping[str, Tensor], rounds: int) -> dict[str, Tensor]:
+def _last(log: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     """The last rounds of a log."""
     first = max(0, len(log["means"]) - rounds)
     keep = log["rounds"] >= first
-    return {"means": log["means"][first:].clone(), "rounds": log["rounds"][keep] - first,
+    return {"means": log["means"][first:], "rounds": log["rounds"][keep] - first,
             "parties": log["parties"][keep], "norms": log["norms"][keep]}  # fmt: skip

@@ -73,7 +73,7 @@ class Training:
         work = LocalWork(self.run, self.algorithm, self.holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
-        self.layers = self.algorithm.sent_layers(self.objective.spec) or []
+        self.layers = self.algorithm.sent_layers(self.objective.spec)
         check_finetuning(self.algorithm, self.run.finetune)
         self.run = fitted(self.algorithm, self.run, self.objective.spec)
         self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None)
@@ -225,7 +225,7 @@ class Training:
         fed.memory = dict(state.slots.get(FUSION_MEMORY, {}))
         new = await self.algorithm.round(fed, state)
         if fed.memory:
-            new = new.replace(**{FUSION_MEMORY: fed.memory})
+            new = new.replace(None, **{FUSION_MEMORY: fed.memory})
         self.selection.judge(current, state, new)
         if self.minimum is not None:
             self.minimum.check(fed)

@@ -40,6 +40,7 @@ def check_fusion(fusion: Fusion, known: Known | None = None) -> None:
     check.single()
     check.storage()
     check.weights()
+    check.memory()
 
 
 class _FusionCheck:
@@ -132,3 +133,18 @@ class _FusionCheck:
             assert not self.differ(self.fuse(self.updates, other).w, same), (
                 f"{self.name}: it depends on the sum of the weights"
             )
+
+    def memory(self) -> None:
+        """A memory survives a checkpoint, and fusing does not change the memory that it was given."""
+        if not self.fusion.remembers:
+            return
+        layers, kept = [("first", 100), ("second", DIM - 100)], None
+        for number in range(4):
+            updates = self.updates.roll(number, 0)
+            told: dict[str, Any] = {"layers": layers, "parties": range(PARTIES)}
+            before = codec.encode({"memory": kept})
+            fused = self.fusion.examine(updates, memory=kept, **told)
+            assert codec.encode({"memory": kept}) == before, f"{self.name}: it changes the memory that it is given"
+            again = self.fusion.examine(updates, memory=codec.decode(before)["memory"], **told)
+            assert torch.equal(fused.w, again.w), f"{self.name}: a memory from a checkpoint gives another result"
+            kept = fused.memory

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class ByLayer(RowTransform):
     patterns: tuple[str, ...] = ("*",)
     transforms: tuple[Transform, ...] = (IdentityTransform(),)
     spans: tuple[tuple[int, ...], ...] = ()
+    layered: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.patterns or len(self.patterns) != len(self.transforms):
@@ -65,12 +66,7 @@ class ByLayer(RowTransform):
     def lengthens(self) -> bool:
         return any(transform.lengthens for transform in self.transforms)
 
-    def of_model(self, layers: Layers | None) -> Transform:
-        if layers is None:
-            raise ConfigError(
-                "by-layer needs the layers of a vector, and its numbers are about other parameters from round to "
-                "round; use one transform for all of them"
-            )
+    def of_model(self, layers: Layers) -> Transform:
         groups: list[list[tuple[str, int]]] = [[] for _ in self.transforms]
         spans = []
         for name, length in layers:

@@ -56,8 +56,7 @@ class ErrorFeedback(RowTransform):
     def lengthens(self) -> bool:
         return True  # by what was left out before
 
-    def of_model(self, layers: Layers | None) -> Transform:
-        super().of_model(layers)
+    def of_model(self, layers: Layers) -> Transform:
         return dataclasses.replace(self, inner=self.inner.of_model(layers))
 
     def in_round(self, draw: int) -> Transform:

@@ -21,9 +21,7 @@ class Sparsifier(RowTransform):
         if not 0 < self.share <= 1:
             raise ConfigError(f"share must be above 0 and at most 1, got {self.share}")
 
-    def of_model(self, layers: Layers | None) -> Transform:
-        if layers is None:
-            return super().of_model(layers)
+    def of_model(self, layers: Layers) -> Transform:
         numbers = sum(length for _, length in layers)
         if self.k is not None and self.k > numbers:
             raise ConfigError(f"{self.name}: k is {self.k}, and there are {numbers} numbers; use at most {numbers}")

@@ -38,6 +38,7 @@ class Transform(Part):
     # Whether the expected squared error is below the squared norm of the vector: then error feedback converges.
     contracts: ClassVar[bool] = False
     remembers: ClassVar[bool] = False  # whether the sender remembers numbers of a vector for the next one
+    layered: ClassVar[bool] = False  # whether it needs to know the layers of a vector
     sparse: ClassVar[bool] = False  # whether most numbers are left out: right for updates, not for models
 
     @property
@@ -45,16 +46,8 @@ class Transform(Part):
         """Whether the opened vector may be longer than the vector that was packed."""
         return not self.adds
 
-    def of_model(self, layers: Layers | None) -> Transform:
-        """The transform for a model with these layers; a ConfigError if it does not fit them.
-
-        `layers` is None if a number of the vector is about other parameters in another round.
-        """
-        if layers is None and self.remembers:
-            raise ConfigError(
-                f"{self.name} remembers numbers of a vector for the next round, which are then about other parameters; "
-                "use a transform without memory, such as 'int8'"
-            )
+    def of_model(self, layers: Layers) -> Transform:
+        """The transform for a model with these layers; a ConfigError if it does not fit them."""
         return self
 
     def in_round(self, draw: int) -> Transform:
