@@ -19,11 +19,8 @@ from hansa.privacy.accounting import epsilon
 
 NOISY: dict[str, Any] = {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}
 RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd",
-        "overlap-sgd", "fedper", "fsvrg", "ditto"}  # fmt: skip
-        "overlap-sgd", "fedper", "fedrep", "lg-fedavg", "apfl", "fsvrg"}  # fmt: skip
-        "overlap-sgd", "fedper", "fedrep", "lg-fedavg", "apfl", "mapper", "fsvrg"}  # fmt: skip
-        "overlap-sgd", "fedper", "fedrep", "lg-fedavg", "apfl", "mapper", "optimal-averaging",
-        "fsvrg"}  # fmt: skip
+        "overlap-sgd", "fedper", "fedrep", "lg-fedavg", "apfl", "mapper", "optimal-averaging", "fsvrg",
+        "ditto"}  # fmt: skip
 REFUSED = {
     "fednova": "beside the update parties send tau, which a clip of the update's length does not bound",
     "qfedavg": "beside the update parties send h, which a clip of the update's length does not bound",

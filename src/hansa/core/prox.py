@@ -19,5 +19,5 @@ def prox(norm: Norm, v: Tensor, rho: float) -> Tensor:
         return v / (1 + rho)
     if norm == "l1":
         return v.sign() * (v.abs() - rho).clamp(min=0)
-    length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
     return v * (1 - rho / length.clamp(min=torch.finfo(v.dtype).tiny)).clamp(min=0)

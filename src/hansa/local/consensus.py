@@ -66,7 +66,7 @@ class Consensus(Anchored):
     def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
         if self.per_samples is None:
             return super().direction(ctx, w, batch, carry, key)
-        direction = self.inner.direction(ctx, w, batch, carry, key) * (ctx.n / self.per_samples)
+        direction: Tensor = self.inner.direction(ctx, w, batch, carry, key) * (ctx.n / self.per_samples)
         return direction.add_(w, alpha=self.rho).sub_(carry[DRAWN])
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,

@@ -109,12 +109,12 @@ def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:
         out[metric] = sum(v * n for v, n in pairs) / sum(n for _, n in pairs)
     if least > 1:
         return {**out, "hidden": f"run.min_cohort is {least}, so no party's own metrics are shown"}
-    pairs = list(zip(answers.parties, answers.replies, strict=True))
-    if len(pairs) <= LISTED:
-        out["parties"] = {name(party): reply.metrics for party, reply in pairs}
+    own = list(zip(answers.parties, answers.replies, strict=True))
+    if len(own) <= LISTED:
+        out["parties"] = {name(party): reply.metrics for party, reply in own}
     else:
-        pairs.sort(key=lambda pair: (-_loss(pair[1]), pair[0]))
-        out["worst_parties"] = {name(party): reply.metrics for party, reply in pairs[:WORST]}
+        own.sort(key=lambda pair: (-_loss(pair[1]), pair[0]))
+        out["worst_parties"] = {name(party): reply.metrics for party, reply in own[:WORST]}
     return out
 
 
