@@ -16,13 +16,16 @@ import hansa
 from hansa.cli.show import print_rounds
 from hansa.core.algorithm import Problem, State
 from hansa.core.errors import ConfigError
-from hansa.core.op import Reply
+from hansa.core.gateway import SampleGateway
+from hansa.core.objective import Objective
+from hansa.core.op import Party, Reply, perform
 from hansa.core.registry import register
 from hansa.core.replies import ReplyCombiner
 from hansa.core.reply_checks import Rules, received
 from hansa.fusion import FLTrust, Krum, Median
 from hansa.local import DPSGD, SGD, Gradient
 from hansa.local.cluster import CLUSTER, ClusterTrain
+from hansa.net.party.workload import Workload
 from hansa.report import clusters
 from hansa.report.run_report import run_report
 from hansa.server import Descent, Momentum
@@ -444,3 +447,20 @@ def test_the_report_and_the_terminal_show_the_clusters(tmp_path: Path, capsys: p
     print_rounds(history)
     assert "1+3, 2 moved" in capsys.readouterr().out
     assert clusters.sizes_text({"clusters": {"weights": [6.0, 9.0]}}) == "6+9"
+
+
+def test_a_party_bounds_the_models_that_it_evaluates_and_declines_malformed_ones() -> None:
+    op = ClusterTrain(SGD(steps=1))
+
+    def payload(w: Any) -> dict[str, Any]:
+        return {"model": {"w": w, "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}}
+
+    assert Workload(steps=5).refuses(op, 4, payload(torch.zeros(4, 8))) is None
+    assert "requests 6" in str(Workload(steps=5).refuses(op, 4, payload(torch.zeros(5, 8))))
+    objective = Objective(net, "cross_entropy", 0)
+    party = Party(0, objective, SampleGateway(samples(0, 6, 1)), 0)
+    good = torch.randn(3, 8, dtype=torch.float64)
+    assert isinstance(perform(op, party, payload(good), {}), tuple)
+    for w in (good[0], good[:, :7], good.unsqueeze(0), good[:0], good * torch.nan, good.long(), None):
+        assert isinstance(perform(op, party, payload(w), {}), str)
+    assert isinstance(perform(op, party, {"model": good}, {}), str)

@@ -2,8 +2,8 @@
 
 The patients are those of UCI Heart Disease, who were seen in four hospitals. All regimes train the same model, logistic
 regression, with the same code: *local-only* (each hospital alone, with scaling learned on its own patients),
-*federated* (FedAvg over the four, with scaling learned from sums), *fine-tuned* (each hospital trains the federated
-model further, alone) and *centralised* (all patients in one place, which hospitals may not do). For each seed a quarter
+*federated* (FedAvg over the four, with scaling learned from sums), *Fed+* (each hospital has its own model, tied to the
+mean of all four), *fine-tuned* (each hospital trains the federated model further, alone) and *centralised* (all patients in one place, which hospitals may not do). For each seed a quarter
 of each hospital's patients, stratified by diagnosis, is held out for the test, and a fifth of the others for the choice
 of a method. All regimes train on the same patients, and are measured on the same held-out patients, per hospital.
 
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hansa.algorithms import FedAvg
+from hansa.algorithms import FedAvg, FedAvgPlus
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
 from hansa.core.registry import build
@@ -62,6 +62,7 @@ VALIDATION_SHARE = 0.2  # of the patients that are not held out for the test
 # is fine-tuned too. Another method is one more line.
 METHODS: dict[str, Algorithm] = {
     "federated": FedAvg(local=LOCAL),
+    "Fed+": FedAvgPlus(local=LOCAL),
 }
 CANDIDATES = ("local-only", *METHODS, "fine-tuned")  # a hospital can choose among these
 REGIMES = (*CANDIDATES, "chosen", "centralised")

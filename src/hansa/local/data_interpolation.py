@@ -33,6 +33,7 @@ class DataInterpolation(Choosing):
     loss on its held-out samples. It sends no update.
     """
 
+    noisy: ClassVar[bool] = True  # a step draws its public samples
     partner: ClassVar[tuple[str, str] | None] = ("dapper", "which sends no model")
 
     def check(self, spec: ParamSpec) -> None:
