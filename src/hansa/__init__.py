@@ -79,7 +79,7 @@ _EXPORTS = {
     "KernelSVM": "hansa.classical",
     "LeastSquares": "hansa.classical",
     "LinearSVM": "hansa.classical",
-    "LogisticRegression": "hansa.classical",
+    "LogisticNewton": "hansa.classical",
     "Gradient": "hansa.local",
     "SGD": "hansa.local",
     "SVRG": "hansa.local",

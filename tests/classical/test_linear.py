@@ -15,7 +15,7 @@ from sklearn import linear_model
 from sklearn.svm import SVC, LinearSVC
 
 import hansa
-from hansa.classical import KernelSVM, LeastSquares, LinearSVM, LogisticRegression, coefficients
+from hansa.classical import KernelSVM, LeastSquares, LinearSVM, LogisticNewton, coefficients
 from hansa.classical.convex_sums import ConvexSums, Features, blocks
 from hansa.classical.newton import aliased, whole_hessian
 
@@ -92,7 +92,7 @@ def test_least_squares_of_classes_are_the_ridge_classifier(classes: int) -> None
 
 def test_masked_sums_give_the_same_models() -> None:
     x, y = table(90)
-    for algorithm in (LeastSquares(), LogisticRegression(ridge=0.01), LinearSVM(), KernelSVM(features=16)):
+    for algorithm in (LeastSquares(), LogisticNewton(ridge=0.01), LinearSVM(), KernelSVM(features=16)):
         clear = weights(fit(algorithm, divided(x, y)))
         masked = fit(algorithm, divided(x, y), privacy={"secure": "masking"})
         assert weights(masked) == pytest.approx(clear, abs=1e-5), algorithm.name
@@ -117,7 +117,7 @@ def test_logistic_regression_is_that_of_the_union(classes: int, ridge: float) ->
     x, y = table(150, classes=classes)
     penalty: dict[str, Any] = {"C": 1 / (ridge * len(x))} if ridge else {"C": np.inf}
     union = linear_model.LogisticRegression(tol=1e-12, solver="newton-cg", max_iter=10**4, **penalty).fit(x, y)
-    ours, theirs = weights(fit(LogisticRegression(ridge=ridge), divided(x, y), classes)), stacked(union)
+    ours, theirs = weights(fit(LogisticNewton(ridge=ridge), divided(x, y), classes)), stacked(union)
     assert ours - ours.mean(0) * (classes > 2) == pytest.approx(theirs - theirs.mean(0) * (classes > 2), abs=1e-6)
     if classes > 2:
         assert ours.mean(0) == pytest.approx(0, abs=1e-9)
@@ -126,7 +126,7 @@ def test_logistic_regression_is_that_of_the_union(classes: int, ridge: float) ->
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_gradient_is_zero_where_logistic_regression_ends(classes: int) -> None:
     x, y = table(150, classes=classes)
-    done = fit(LogisticRegression(ridge=0.02), divided(x, y), classes)
+    done = fit(LogisticNewton(ridge=0.02), divided(x, y), classes)
     w = torch.tensor(weights(done), requires_grad=True)
     scores = torch.cat([torch.ones(150, 1), torch.as_tensor(x)], 1).double() @ w.T
     scores = torch.cat([torch.zeros_like(scores), scores], 1) if classes == 2 else scores
@@ -139,7 +139,7 @@ def test_the_gradient_is_zero_where_logistic_regression_ends(classes: int) -> No
 def test_standard_errors_of_logistic_regression_follow_from_the_information() -> None:
     """For three classes: of the differences to class 0, from the information of that coding."""
     x, y = table(150, columns=2, classes=3)
-    lines = coefficients(fit(LogisticRegression(), divided(x, y), 3).saved_model())
+    lines = coefficients(fit(LogisticNewton(), divided(x, y), 3).saved_model())
     design = np.concatenate([np.ones((150, 1)), x], 1)
     beta = np.array([line.value for line in lines]).reshape(2, 3)
     p = np.exp(np.concatenate([np.zeros((150, 1)), design @ beta.T], 1))
@@ -159,7 +159,7 @@ def test_a_sparse_logistic_regression_is_scikit_learns() -> None:
     union = linear_model.LogisticRegression(
         l1_ratio=1.0, C=1 / (0.05 * len(x)), solver="saga", tol=1e-12, max_iter=10**5
     ).fit(x, y)
-    ours = weights(fit(LogisticRegression(l1=0.05), divided(x, y)))
+    ours = weights(fit(LogisticNewton(l1=0.05), divided(x, y)))
     assert ours == pytest.approx(stacked(union), abs=1e-5)
     assert (ours == 0).any()
 
@@ -232,17 +232,17 @@ def test_classes_that_a_column_separates_are_refused_by_its_number() -> None:
     x, y = table(60, columns=2)
     wide = np.concatenate([x, (y[:, None] - 0.5) * np.linspace(1, 2, 60)[:, None]], 1)
     with pytest.raises(hansa.DataError, match=r"the classes are separated by column 2,.*ridge above 0"):
-        fit(LogisticRegression(), divided(wide, y), rounds=100)
-    assert fit(LogisticRegression(ridge=0.01), divided(wide, y)).state.slots["done"]
+        fit(LogisticNewton(), divided(wide, y), rounds=100)
+    assert fit(LogisticNewton(ridge=0.01), divided(wide, y)).state.slots["done"]
 
 
 def test_a_party_with_one_class_or_without_samples_changes_nothing() -> None:
     x, y = table(90, classes=3)
     parties = [(x[y == 0], y[y == 0]), (x[y != 0], y[y != 0])]
-    whole = weights(fit(LogisticRegression(ridge=0.01), [(x, y)], 3))
-    assert weights(fit(LogisticRegression(ridge=0.01), parties, 3)) == pytest.approx(whole, abs=1e-10)
+    whole = weights(fit(LogisticNewton(ridge=0.01), [(x, y)], 3))
+    assert weights(fit(LogisticNewton(ridge=0.01), parties, 3)) == pytest.approx(whole, abs=1e-10)
     empty = [*parties, (x[:0], y[:0])]
-    assert weights(fit(LogisticRegression(ridge=0.01), empty, 3)) == pytest.approx(whole, abs=1e-10)
+    assert weights(fit(LogisticNewton(ridge=0.01), empty, 3)) == pytest.approx(whole, abs=1e-10)
 
 
 def test_settings_that_cannot_be_are_refused_in_one_sentence() -> None:
@@ -255,4 +255,4 @@ def test_settings_that_cannot_be_are_refused_in_one_sentence() -> None:
     with pytest.raises(hansa.ConfigError, match="features must be from 1 to"):
         KernelSVM(features=10**6)
     with pytest.raises(hansa.ConfigError, match="logistic-regression is a classifier"):
-        fit(LogisticRegression(), [table(classes=None)], None)
+        fit(LogisticNewton(), [table(classes=None)], None)

@@ -26,7 +26,7 @@ from hansa.testing import TREE
 
 SOURCE = Path(hansa.__file__).parent
 # Ops that hold keys, shares, sizes, models or the proof of a preparation, and never a sample.
-NEVER = {"samples", "own-model", "apply-standardise", "standardise-own", "route-keys"} | {
+NEVER = {"samples", "own-model", "apply-standardise", "standardise-own", "route-keys", "deliver"} | {
     f"secure-{name}" for name in (
         "keys", "shares", "consistent", "unmask", "paillier-key", "paillier-open", "functional-key",
         "functional-ready", "ckks-key", "ckks-open",
@@ -91,13 +91,15 @@ def watch() -> Watch:
         patch.setattr(ReferenceEngine, "one", one)
         for part in registered("algorithm").values():
             if part.__module__.startswith("hansa."):
-                public = {"public": "hansa.testing:public_samples"} if getattr(part, "uses_public", False) else {}
+                kind = "public_pairs" if getattr(part, "public_targets", False) else "public_samples"
+                public = {"public": f"hansa.testing:{kind}"} if getattr(part, "uses_public", False) else {}
                 simulate(task={**TREE["task"], **public}, algorithm=to_config(part()))
         simulate(algorithm={"name": "fsvrg", "form": "full"})
         simulate(algorithm={"name": "fednova", "local": {"name": "sgd"}})
         simulate(algorithm={"name": "prunefl", "interval": 1}, run={"rounds": 3})
         simulate(privacy={"bound": 1.0})
         simulate(run={"compress": "int8"})
+        simulate(run={"finetune": {"epochs": 1}})
         for selector in ("power-of-choice", "weighted", "tiers"):
             simulate(run={"select": selector, "cohort": 0.75})
         plain = {name: value for name, value in TREE["task"].items() if name != "prepare"}

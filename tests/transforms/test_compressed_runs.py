@@ -90,7 +90,10 @@ def test_a_lossless_transform_changes_no_bit_of_any_verb() -> None:
 
 
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
-def test_a_memory_of_updates_whose_parameters_change_is_refused(engine: str) -> None:
+def test_a_memory_of_updates_whose_parameters_change_is_refused(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(hansa.ConfigError, match=r"run\.compress: test-carry remembers numbers of a vector"):
+        run(hansa.PruneFL(local=LOCAL), compress=Carry(), engine=engine)
+    monkeypatch.setattr(Carry, "remembers", False)  # a transform that does not declare its memory
     with pytest.raises(hansa.ConfigError, match="test-carry: it remembers the numbers of an update"):
         run(hansa.PruneFL(local=LOCAL), compress=Carry(), engine=engine)
 

@@ -2,9 +2,9 @@
 
 from hansa.classical.id3 import ID3
 from hansa.classical.inference import Coefficient, coefficients
-from hansa.classical.linear import KernelSVM, LeastSquares, LinearSVM, LogisticRegression
+from hansa.classical.linear import KernelSVM, LeastSquares, LinearSVM, LogisticNewton
 from hansa.classical.naive_bayes import GaussianNB
 
 __all__ = [
-    "ID3", "Coefficient", "GaussianNB", "KernelSVM", "LeastSquares", "LinearSVM", "LogisticRegression", "coefficients",
+    "ID3", "Coefficient", "GaussianNB", "KernelSVM", "LeastSquares", "LinearSVM", "LogisticNewton", "coefficients",
 ]  # fmt: skip

@@ -182,7 +182,7 @@ class LeastSquares(LinearModel):
 
 @register("logistic-regression")
 @dataclass(frozen=True)
-class LogisticRegression(LinearModel):
+class LogisticNewton(LinearModel):
     """Logistic regression over all samples by Newton's method; multinomial for more than two classes.
 
     With `ridge`, that of scikit-learn's LogisticRegression with C = 1 / (ridge * n). Without penalties coefficients

@@ -3,9 +3,10 @@
 The patients are those of UCI Heart Disease, who were seen in four hospitals. All regimes train the same model, logistic
 regression, with the same code: *local-only* (each hospital alone, with scaling learned on its own patients),
 *federated* (FedAvg over the four, with scaling learned from sums), *Fed+* (each hospital has its own model, tied to the
-mean of all four), *fine-tuned* (each hospital trains the federated model further, alone) and *centralised* (all patients in one place, which hospitals may not do). For each seed a quarter
-of each hospital's patients, stratified by diagnosis, is held out for the test, and a fifth of the others for the choice
-of a method. All regimes train on the same patients, and are measured on the same held-out patients, per hospital.
+mean of all four), *fine-tuned* (each hospital trains the federated model further, alone) and *centralised* (all
+patients in one place, which hospitals may not do). For each seed a quarter of each hospital's patients, stratified by
+diagnosis, is held out for the test, and a fifth of the others for the choice of a method. All regimes train on the same
+patients, and are measured on the same held-out patients, per hospital.
 
 *Chosen* is what a hospital would use in practice, where it cannot look at test patients first: the method with the
 lowest log loss on its own validation patients. Centralised cannot be chosen.
