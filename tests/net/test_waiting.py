@@ -95,7 +95,7 @@ def test_a_job_is_waited_for_and_its_own_metric_is_printed(
     assert len(lines) == 2 and all("auc=0." in line or "auc=1." in line for line in lines)
     assert "finished: all rounds done" in got.output
     again = command("wait", "x", "heart-1")
-    assert again.exit_code == 0 and again.output.splitlines() == [*lines, got.output.splitlines()[-1]]
+    assert again.exit_code == 0 and again.output == got.output[got.output.index("round 1") :]
     tree = json.loads(command("wait", "x", "heart-1", "--json").output)
     assert (tree["job"], tree["status"]) == ("heart-1", "finished") and "rounds" not in tree
     unknown = command("wait", "x", "heart-9")

@@ -47,6 +47,8 @@ def test_every_party_has_its_own_saved_model_where_it_has_one(tmp_path: Path) ->
     changes = {"algorithm": "fedper", "task.model": "2nn"}
     result = execute(read(experiment_file(tmp_path), changes), tmp_path / "run")
     x = result.training.holdings.train.x[:9]
+    assert torch.equal(hansa.load(tmp_path / "run").predict(x, party=0), result.predict(x, party=0))
+    (tmp_path / "run" / "personal.safetensors").unlink()
     with pytest.raises(ConfigError, match="these models are not saved here"):
         hansa.load(tmp_path / "run").predict(x, party=0)
     saved = load(result.save(tmp_path / "saved"))
