@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from league import PARTIES, League, samples
 
 import hansa
@@ -17,8 +18,9 @@ from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import build
 from hansa.experiment.tasks import make_model
-from hansa.local import SGD
-from hansa.net.party.policy import Policy
+from hansa.local import DPSGD, SGD, Mixed
+from hansa.local.cluster import ClusterTrain
+from hansa.net.party.policy import Floor, Policy
 from hansa.net.party.samples import preparer
 from hansa.net.transport.wire import Blob, Work
 
@@ -68,6 +70,13 @@ def test_an_op_inside_another_counts_too(tmp_path: Path, op: Op, inside: list[st
     for name in names:
         others = ", ".join(f'"{other}"' for other in names if other != name)
         assert policy(tmp_path, f"ops = [{others}]").refuses_op(op) == f"its policy does not accept the op {name!r}"
+
+
+@pytest.mark.parametrize("op", [Mixed(DPSGD()), ClusterTrain(DPSGD()), ClusterTrain(DPSGD(), hidden=True)])
+def test_a_private_party_refuses_what_tells_more_than_the_noisy_updates_inside(op: Any) -> None:
+    floor, models = Floor(dp=True), {"model": {"w": torch.zeros(2, 3)}}
+    assert floor.refuses(op.inner, 100, models) is None
+    assert f"its policy requires differential privacy, and {op.name!r} has none" in str(floor.refuses(op, 100, models))
 
 
 def test_models_are_accepted_by_name_and_functions_only_letter_for_letter(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.budget import Budget
 from hansa.core.determinism import threads
 from hansa.core.errors import PartyError
 from hansa.core.objective import Objective
@@ -56,6 +57,10 @@ class ClusterTrain(Wrapper):
     @property
     def measures(self) -> frozenset[str] | None:  # type: ignore[override]
         return None if self.inner.measures is None else self.inner.measures | {LOSS}
+
+    @property
+    def budget(self) -> Budget | None:
+        return None  # the reply tells the choice and the least loss, without noise
 
     def around(self, party: Party, payload: Payload, memory: Memory) -> Around:
         model, objective = payload.get("model"), party.objective

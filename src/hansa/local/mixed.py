@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.budget import Budget
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.params import Params, ParamSpec
@@ -40,6 +41,10 @@ class Mixed(Delegating):
             raise ConfigError(f"alpha must lie in 0..1, got {self.alpha}")
         if self.alpha_lr is not None and not self.alpha_lr >= 0:
             raise ConfigError(f"alpha_lr must not be negative, got {self.alpha_lr}; with 0 alpha stays fixed")
+
+    @property
+    def budget(self) -> Budget | None:
+        return None  # v and alpha are trained without noise, and the metrics of the mixture tell of them
 
     def share(self, payload: Payload) -> float:
         return 1.0 + self.inner.share(payload)
