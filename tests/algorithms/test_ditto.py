@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,17 @@ def test_with_lam_0_each_party_trains_its_own_model_alone(engine: str, local: An
         one = hansa.Task(net, "cross_entropy", [party], classes=3)
         alone = hansa.simulate(hansa.FedAvg(local=SGD(lr=0.3, batch=None)), one, rounds=3)
         torch.testing.assert_close(own.memories[k][OWN], alone.state.params.w, rtol=0, atol=1e-12)
+
+
+def test_beside_dp_sgd_both_models_have_their_own_noise_and_cost_privacy() -> None:
+    local = DPSGD(lr=0.1, steps=1, batch=None, sigma=1.0)
+    op = TwoModels(local)
+    assert op.release(9, {}) == replace(local.release(9, {}), times=2)
+    done = hansa.simulate(hansa.Ditto(local=local, lam=0.0), task(A, B), rounds=1)
+    for k in range(3):  # both models begin with the same gradient
+        alone = hansa.simulate(hansa.FedAvg(local=local), task(A, B), rounds=1, quorum=1,
+                               absent=lambda party, round, k=k: party != k)  # fmt: skip
+        assert abs(float(done.memories[k][OWN] - alone.state.params.w)) > 1e-3
 
 
 def test_a_large_lam_ties_the_own_models_to_the_shared_one() -> None:

@@ -4,12 +4,14 @@ Personalization")."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from hansa.core import rng
+from hansa.core.budget import Release
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.own_model import PREFIX, remember
@@ -20,6 +22,7 @@ from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import StepRule
 
 CENTRE = "centre"  # in the carry of the own model: lam times the shared model
+DRAWS = 2**34  # folded into a step's key for the noise of the own model
 
 
 def check_lam(lam: float) -> None:
@@ -34,7 +37,8 @@ class TwoModels(Delegating):
     """Train the shared model w, and beside it the party's own model v. Li et al. 2021, Algorithm 1.
 
     v takes the inner solver's steps on F_k(v) + lam/2 ||v - w^t||^2, as many as w and on the same batches, from where
-    it ended before. It has its own optimiser state and running statistics. Only the update of w is sent.
+    it ended before. It has its own optimiser state and running statistics. Only the update of w is sent. Beside DP-SGD
+    v has noise of its own, and a step takes two noisy sums of the same samples, because metrics of v are sent.
     """
 
     lam: float = 1.0
@@ -50,6 +54,10 @@ class TwoModels(Delegating):
     def share(self, payload: Payload) -> float:
         return 2 * self.inner.share(payload)
 
+    def release(self, n: int, payload: Payload) -> Release:
+        one = self.inner.release(n, payload)
+        return replace(one, times=2 * one.times)
+
     def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return remember(self.inner.remember(spec, initial), initial)
 
@@ -64,7 +72,8 @@ class TwoModels(Delegating):
         direction = self.inner.direction(ctx, w, batch, shared, key)
         before = ctx.buffers, ctx.seen
         ctx.buffers = own["stats"], own["counts"]
-        along = self.inner.direction(ctx, own["w"], batch, own, key)
+        other = rng.fold(key, DRAWS) if self.noisy else key  # the difference of two gradients must not lose its noise
+        along = self.inner.direction(ctx, own["w"], batch, own, other)
         ctx.beside = torch.add(along, own["w"], alpha=self.lam).sub_(own[CENTRE]), ctx.buffers
         ctx.buffers, ctx.seen = before
         return direction
