@@ -338,6 +338,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"local": "gradient"}, {}, "the local solver 'gradient' takes no epochs of batches"),
     ({"local": "scaffold"}, {}, "cannot use the local solver 'scaffold', which is one half of scaffold"),
     ({"fusion": "zeno"}, {"task": {"trusted": PAIRS[0]}}, "zeno judges updates of a model by the server's samples"),
+    ({"fusion": "legato"}, {}, "legato compares the layers of updates of different rounds"),
     ({"fusion": "median"}, {"privacy": {"secure": "masking"}}, "median looks at the update of each party"),
     ({}, {"privacy": {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}}, "parties send more than updates"),
     ({}, {"privacy": {"bound": 1.0}}, "parties bound updates that are summed, and fedmd does something else"),

@@ -199,6 +199,11 @@ class FedMD(Algorithm):
                 f"fedmd: {self.fusion.name} judges updates of a model by the server's samples, and parties send class "
                 "scores; use another fusion, such as median"
             )
+        if self.fusion.remembers:
+            raise ConfigError(
+                f"fedmd: {self.fusion.name} compares the layers of updates of different rounds, and parties send class "
+                "scores; use another fusion, such as median"
+            )
         if problem.classes is None:
             raise ConfigError("fedmd: parties exchange class scores, and the task has no classes; use another task")
         if self.align is not None and self.align > problem.public:
