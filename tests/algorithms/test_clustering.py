@@ -278,6 +278,10 @@ def test_a_party_predicts_with_its_cluster_and_a_new_one_by_its_loss(tmp_path: P
         assert float((newcomer.predict(x).argmax(1) == y).double().mean()) > 0.85
         assert torch.equal(loaded.fitted(x, y, net).predict(x), newcomer.predict(x))
         assert torch.equal(newcomer.model()(x), newcomer.predict(x))
+    tuned = hansa.simulate(hansa.HypCluster(local=SOLVER), task(), rounds=8, finetune={"epochs": 1})
+    assert torch.equal(tuned.fitted(x, y).predict(x), newcomer.predict(x))  # a new party has not fine-tuned it
+    plain = hansa.simulate(hansa.FedAvg(local=SOLVER), task(), rounds=1, finetune={"epochs": 1})
+    assert torch.equal(plain.fitted(x, y).predict(x), plain.predict(x))
     with pytest.raises(ConfigError, match="no model for a new party"):
         hansa.simulate(hansa.FedPer(local=SOLVER), task(), rounds=1).fitted(x, y)
 

@@ -11,8 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.metric_ranges import Range
+from hansa.core.objective import Objective
 from hansa.core.op import Around, Memory, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.own_model import trained
 from hansa.core.params import Params
@@ -108,6 +111,13 @@ class FineTunedPredictor(NetworkPredictor):
             raise PartyError("it has no fine-tuned model")
         inner: Predictor = build("predictor", payload["inner"])
         return inner.own(party, payload["payload"], memory)
+
+    def fitted(self, objective: Objective, payload: Payload, x: Tensor, y: Tensor) -> Payload:
+        common = self.common(payload)
+        if common is not None:
+            return common
+        inner: Predictor = build("predictor", payload["inner"])
+        return inner.fitted(objective, payload["payload"], x, y)
 
     def common(self, payload: Payload) -> Payload | None:
         inner: Predictor = build("predictor", payload["inner"])
