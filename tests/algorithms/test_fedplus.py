@@ -16,6 +16,7 @@ from hansa.local import SGD, Adam, Gradient, Plus, Proximal
 from hansa.local.anchored import OWN
 from hansa.schedule import StepDecay
 from hansa.testing import check_solver
+from hansa.transforms import ByLayer, ErrorFeedback, Sign, TopK
 from quadratics import ENGINES, Scalar, line, task
 
 A, B = [1.0, 3.0, 2.0, 0.5], [0.0, 4.0, -1.0, 9.0]
@@ -228,11 +229,25 @@ def test_settings_that_make_no_sense_are_refused(make: Any, reason: str) -> None
         hansa.simulate(make(), classes(), rounds=1)
 
 
-@pytest.mark.parametrize("settings", [{"privacy": {"bound": 1.0}}, {"compress": "clip"}])
+HALF = ByLayer(("*bias", "*"), (ErrorFeedback(TopK()), Sign()))  # one group forgets what it leaves out
+
+
+@pytest.mark.parametrize(
+    "settings", [{"privacy": {"bound": 1.0}}, *({"compress": c} for c in ("clip", "top-k", "rand-k", "sign", HALF))]
+)
 @pytest.mark.parametrize("algorithm", [hansa.FedAvgPlus(), hansa.ConsensusADMM()])
 def test_what_cuts_an_update_short_is_refused(algorithm: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(hansa.ConfigError, match="adds up the changes of what each party keeps"):
         hansa.simulate(algorithm, classes(), rounds=1, **settings)
+
+
+def test_what_error_feedback_leaves_out_is_at_the_parties() -> None:
+    done = hansa.simulate(hansa.FedAvgPlus(local=LOCAL), classes(), rounds=5, compress=ErrorFeedback(TopK()))
+    memories = [done.memories[k] for k in range(3)]
+    (residual,) = {name for name in memories[0] if not name.startswith("own/")}
+    mean, later = (torch.stack([memory[name] for memory in memories]).mean(0) for name in (OWN, residual))
+    assert float(later.norm()) > 0.01
+    torch.testing.assert_close(done.state.params.w + later, mean, rtol=0, atol=1e-12)
 
 
 def test_the_table_of_the_parties_models_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

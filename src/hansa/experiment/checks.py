@@ -13,7 +13,7 @@ from hansa.experiment.settings import Run
 from hansa.fusion import Fusion
 from hansa.local.finetune import FineTuning
 from hansa.privacy import Privacy
-from hansa.transforms import Packed, Transform
+from hansa.transforms import ByLayer, Packed, Transform
 
 NO_ATTACKS = "attacks are simulated on parties with the same columns, and these hold different ones; leave them out"
 
@@ -198,11 +198,12 @@ def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol:
             f"run.compress: the parties of {algorithm.name} send whole models to each other, and a transform is made "
             "for updates, which become small; leave it out"
         )
-    if algorithm.whole_updates and any(transform.name == "clip" for _, transform in used):
-        raise ConfigError(
-            f"run.compress: {algorithm.name} adds up the changes of what each party keeps, so what 'clip' cuts off "
-            "would be missing from its sum for good; leave it out"
-        )
+    for where, transform in used:
+        if algorithm.whole_updates and _leaves_out(transform):
+            raise ConfigError(
+                f"{where}: {algorithm.name} adds up the changes of what each party keeps, so what {transform.name!r} "
+                "cuts off would be missing from its sum for good; leave it out, or use 'error-feedback' or 'int8'"
+            )
     local = algorithm.parts().local
     if run.compress is not None and len(used) > 1:
         raise ConfigError("run.compress: the algorithm's local solver packs its updates already; leave one of them out")
@@ -251,6 +252,13 @@ def check_transforms(algorithm: Algorithm, run: Run, privacy: Privacy, protocol:
             f"run.max_norm: with privacy.dp and {where} = {transform.name!r} the aggregator adds packed updates and "
             "does not see the norm of an update; leave run.max_norm out (privacy.dp.clip bounds each update)"
         )
+
+
+def _leaves_out(transform: Transform) -> bool:
+    """Whether a large part of an update is neither sent nor kept for the next round."""
+    if isinstance(transform, ByLayer):
+        return any(_leaves_out(each) for each in transform.transforms)
+    return (transform.sparse or transform.name in ("clip", "sign")) and not transform.remembers
 
 
 def _check_downlink(algorithm: Algorithm, transform: Transform | None) -> None:
