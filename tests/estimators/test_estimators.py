@@ -31,7 +31,7 @@ def parties_of(x: Any, y: Any, count: int = 3) -> list[tuple[Any, Any]]:
 
 def test_a_list_of_parties_and_one_table_with_the_party_of_each_row_give_the_same_model() -> None:
     data = load_diabetes()
-    x, y = data.data, data.target.astype(np.float32).astype(float)
+    x, y = data.data, data.target + 1 / 3
     listed = LinearRegression().fit(parties_of(x, y))
     rows = LinearRegression().fit(x, y, parties=[f"site {k % 3}" for k in range(len(x))])
     union = linear_model.LinearRegression().fit(x, y)
@@ -41,6 +41,26 @@ def test_a_list_of_parties_and_one_table_with_the_party_of_each_row_give_the_sam
     assert listed.n_rounds_ == 2
     assert [line.name for line in listed.summary()][:2] == ["intercept", "x0"]
     assert sum(line.p < 0.05 for line in listed.summary()) == 5  # as every textbook on these data has it
+
+
+def test_targets_keep_all_their_digits() -> None:
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(200, 2))
+    y = 1e8 + x @ [1.0, 2.0] + 0.1 * draws.normal(size=200)
+    assert LinearRegression().fit(parties_of(x, y)).coef_ == pytest.approx(
+        linear_model.LinearRegression().fit(x, y).coef_, rel=1e-6
+    )
+
+
+def test_rows_that_do_not_fit_together_are_refused_in_one_sentence() -> None:
+    x, y = np.random.default_rng(0).normal(size=(8, 2)), np.arange(8.0)
+    with pytest.raises(hansa.DataError, match=r"party 0 has samples of the shape \(7, 2\) and targets of \(8,\)"):
+        LinearRegression().fit([(x[:-1], y), (x, y[:-1])])  # as many samples as targets in all
+    for missing in (None, np.nan):
+        with pytest.raises(hansa.DataError, match="parties has missing names"):
+            LinearRegression().fit(x, y, parties=[0, 1, missing, 1, 0, 0, 1, 1])
+    with pytest.raises(hansa.ConfigError, match="algorithm: 3 has no name"):
+        FederatedClassifier(3).fit(x, y > 3)  # type: ignore[arg-type]
 
 
 def test_clone_and_grid_search_divide_the_parties_with_the_rows() -> None:

@@ -358,7 +358,8 @@ def _fit(x: Tensor, y: Tensor, objective: Objective, where: str, prepared: bool,
          owner: Callable[[int], str] = lambda row: "") -> tuple[Tensor, Tensor]:  # fmt: skip
     """Features in the model's type and targets in the loss's type, on the objective's device.
 
-    Integer features (such as characters) stay integers if the model takes them, unless a preparation changes them.
+    Without a model, targets that are numbers take the type of the features, so that they lose no digits. Integer
+    features (such as characters) stay integers if the model takes them, unless a preparation changes them.
     `owner` names the party that holds a row, for error messages.
     """
     module, real = objective.module, x.is_floating_point()
@@ -373,7 +374,7 @@ def _fit(x: Tensor, y: Tensor, objective: Objective, where: str, prepared: bool,
                 )
     if real:
         check_features(x, where, prepared, owner)
-    y = fit_targets(y, objective, where, owner)
+    y = fit_targets(y, objective, where, owner, x.dtype if real and module is None else None)
     if objective.loss == "cross_entropy" and y.dim() == 2 and len(x) and looks_one_hot(y):
         output = None if module is None else _output(module, x[:1].to(objective.device))
         if not isinstance(output, Tensor) or output.shape[:-1].numel() != y.shape[1]:
@@ -408,23 +409,24 @@ def check_features(x: Tensor, where: str, prepared: bool, owner: Callable[[int],
         )
 
 
-def fit_targets(y: Tensor, objective: Objective, where: str, owner: Callable[[int], str] = lambda row: "") -> Tensor:
-    """Targets in the type of the loss; a column of targets becomes a vector."""
-    loss = objective.loss
+def fit_targets(y: Tensor, objective: Objective, where: str, owner: Callable[[int], str] = lambda row: "",
+                dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+    """Targets in the type of the loss; a column of targets becomes a vector. Numbers have `dtype`, or the model's."""
+    loss, dtype = objective.loss, dtype or objective.dtype
     if y.is_floating_point() and y.numel() and not bool(torch.isfinite(y).all()):
         bad = ~torch.isfinite(y).flatten(1).all(1) if y.dim() > 1 else ~torch.isfinite(y)
         raise DataError(
             f"{where}: targets{owner(int(bad.nonzero()[0, 0]))} are NaN or infinite; leave those samples out"
         )
     if not isinstance(loss, str):
-        return y.to(objective.dtype) if y.is_floating_point() else y
+        return y.to(dtype) if y.is_floating_point() else y
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if loss == "cross_entropy":
         if y.is_floating_point() and not torch.equal(y, y.round()):
             raise DataError(f"{where}: cross_entropy needs whole class numbers as targets")
         return y.to(torch.int64)
-    y = y.to(objective.dtype)
+    y = y.to(dtype)
     if loss == "bce" and y.numel() and not bool(((y >= 0) & (y <= 1)).all()):
         raise DataError(f"{where}: bce needs targets from 0 to 1; for more classes use cross_entropy")
     return y

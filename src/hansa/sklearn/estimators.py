@@ -212,10 +212,10 @@ class FederatedRegressor(_Regressor):
 def _algorithm(given: str | Mapping[str, Any] | Algorithm) -> Algorithm:
     if isinstance(given, Algorithm):
         return given
-    fields = {"name": given} if isinstance(given, str) else dict(given)
-    if "name" not in fields:
+    fields: Any = {"name": given} if isinstance(given, str) else given
+    if not isinstance(fields, Mapping) or "name" not in fields:
         raise ConfigError(f"algorithm: {given!r} has no name; give it one, as in {{'name': 'fedavg'}}")
-    found: Algorithm = build("algorithm", fields.pop("name"), **fields)
+    found: Algorithm = build("algorithm", **fields)
     return found
 
 
@@ -224,11 +224,17 @@ def _pooled(X: Any, y: Any, parties: Any) -> tuple[Any, Any, Any]:
     if y is None and isinstance(X, (list, tuple)) and X and all(isinstance(p, tuple) and len(p) == 2 for p in X):
         if parties is not None:
             raise DataError("parties is for one table with its targets; here X is a list of parties already")
-        owner = np.repeat(np.arange(len(X)), [len(np.asarray(target)) for _, target in X])
-        return np.concatenate([np.asarray(x) for x, _ in X]), np.concatenate([np.asarray(t) for _, t in X]), owner
+        pairs = [(np.asarray(x), np.asarray(target)) for x, target in X]
+        for party, (x, target) in enumerate(pairs):
+            if x.ndim < 1 or target.ndim < 1 or len(x) != len(target):
+                raise DataError(f"party {party} has samples of the shape {x.shape} and targets of {target.shape}")
+        owner = np.repeat(np.arange(len(X)), [len(target) for _, target in pairs])
+        return np.concatenate([x for x, _ in pairs]), np.concatenate([target for _, target in pairs]), owner
     if parties is None:
         return X, y, np.zeros(0 if y is None else len(np.asarray(y)), dtype=int)
     owner = column_or_1d(parties)
     if y is not None and len(owner) != len(np.asarray(y)):
         raise DataError(f"parties names the party of {len(owner)} rows, and there are {len(np.asarray(y))} targets")
+    if any(name is None or name != name for name in owner.tolist()):
+        raise DataError("parties has missing names (None or NaN); name the party of every row")
     return X, y, owner
