@@ -17,11 +17,15 @@ from hansa.cli import network as commands
 from hansa.core import codec
 from hansa.core import crash_points as points
 from hansa.core.errors import ConfigError, DataError
+from hansa.core.gateway import SampleGateway
+from hansa.core.op import Party
+from hansa.core.params import Params
 from hansa.core.registry import build
 from hansa.local import SGD
 from hansa.local.finetune import PREFIX
 from hansa.net.party import own_models
-from hansa.net.party.samples import PartySamples
+from hansa.net.party.samples import PartySamples, task_objective
+from hansa.net.party.store import PartyMemory
 
 TUNING = {"epochs": 2, "lr": 0.2, "batch": 5}
 SETTINGS: dict[str, Any] = {"rounds": 2, "seed": 3}
@@ -143,6 +147,28 @@ def test_an_aggregator_that_crashes_during_the_fine_tuning_ends_with_the_same_bi
     wanted = simulated(tuning=TUNING)
     assert json.loads(ended["summary"])["finetuned"] == wanted.summary["finetuned"]
     check_exports(league, job, wanted, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("predictor", "payload"),
+    [
+        ("network", {}),
+        ("network", {"model": {"w": torch.zeros(8)}}),
+        ("network", {"model": Params.none()._asdict()}),
+        ("clustered", {"model": {"w": torch.zeros(1, 8)}, "usual": 9}),
+        ("mixed", {"model": 3}),
+    ],
+)
+def test_an_export_of_what_no_honest_aggregator_delivers_is_refused_in_one_sentence(
+    predictor: str, payload: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "party.toml").touch()
+    task = {"model": {"name": "logistic"}, "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy",
+            "classes": 2, "seed": 0, "bf16": False}  # fmt: skip
+    party = Party(0, task_objective(task, "cpu"), SampleGateway(samples(0)[0]), 0)
+    own_models.keep(PartyMemory(tmp_path / "memory"), "heart-1", party, predictor, payload, {}, task, [])
+    with pytest.raises(DataError, match="the aggregator has delivered no valid model of this job's task"):
+        own_models.export(tmp_path, None, tmp_path / "own.safetensors")
 
 
 def test_a_party_with_a_privacy_floor_fine_tunes_and_keeps_the_metrics(league: League, tmp_path: Path) -> None:

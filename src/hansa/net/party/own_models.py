@@ -16,7 +16,8 @@ from hansa.core import codec, disk
 from hansa.core.ask import op_of
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import DataOp, Memory, Party, Payload
-from hansa.core.predictor import Predictor
+from hansa.core.params import Params
+from hansa.core.predictor import NetworkPredictor, Predictor
 from hansa.core.registry import build
 from hansa.net.party.samples import task_model, task_objective
 from hansa.net.party.store import PartyMemory, strip_checksum
@@ -88,7 +89,15 @@ def _own_model(tree: Mapping[str, Any]) -> dict[str, Any]:
     objective = task_objective(tree["task"], "cpu")
     predictor: Predictor = build("predictor", tree["predictor"])
     absent = Party(tree["party"], objective, saved_model.AbsentSamples(tree["samples"]), tree["task"]["seed"])
-    own = predictor.own(absent, tree["payload"], tree["memory"])
+    try:
+        own = predictor.own(absent, tree["payload"], tree["memory"])
+        fits = not isinstance(predictor, NetworkPredictor) or [v.shape for v in Params(**own["model"])] == [
+            wanted.shape for wanted in objective.initial
+        ]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError):
+        fits = False
+    if not fits:  # the payload is the aggregator's choice
+        raise DataError("the aggregator has delivered no valid model of this job's task")
     out: dict[str, Any] = {"predictor": tree["predictor"], "payload": dict(own), saved_model.OWN: True}
     if objective.frozen:
         out["frozen"] = dict(objective.frozen)
