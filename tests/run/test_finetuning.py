@@ -54,6 +54,18 @@ def descended(module: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_that_is_no_longer_finite_is_not_kept(engine: str) -> None:
+    done = hansa.simulate(METHOD, task(), rounds=1, engine=engine, finetune={"epochs": 9, "lr": 1e308, "batch": 2})
+    reason = "its model is not finite after fine-tuning; lower run.finetune.lr"
+    assert done.summary["finetuned"]["parties"] == 0
+    assert done.summary["finetuned"]["untuned"] == dict.fromkeys("012", reason)
+    assert not any(name.startswith(PREFIX) for k in range(3) for name in done.memories.get(k, {}))
+    plain = hansa.simulate(METHOD, task(), rounds=1, engine=engine)
+    x = samples([4], 2)[0][0]
+    assert torch.equal(done.predict(x), plain.predict(x))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_no_epochs_are_the_identity_to_the_bit(engine: str) -> None:
     plain = hansa.simulate(METHOD, task(), rounds=2, engine=engine)
     none = hansa.simulate(METHOD, task(), rounds=2, engine=engine, finetune={"epochs": 0, "lr": 0.5})

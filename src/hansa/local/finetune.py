@@ -21,6 +21,7 @@ from hansa.core.own_model import trained
 from hansa.core.params import Params
 from hansa.core.predictor import NetworkPredictor, Predictor
 from hansa.core.registry import Part, build, register
+from hansa.core.reply_checks import all_finite
 from hansa.local.sgd import SGD
 from hansa.local.solver import LocalSolver
 
@@ -81,7 +82,10 @@ class FineTune(Wrapper):
             raise PartyError("the model to fine-tune does not have the shape of its model")
         work = {"work": payload["work"]} if "work" in payload else {}
         reply, _ = yield payload if own is payload else {"model": start._asdict(), **work}
-        tuned = trained(start, reply)._asdict()  # what the solver itself remembers is dropped: later asks may read it
+        model = trained(start, reply)
+        if not (all_finite(model.w) and all_finite(model.stats)):
+            raise PartyError("its model is not finite after fine-tuning; lower run.finetune.lr")
+        tuned = model._asdict()  # what the solver itself remembers is dropped: later asks may read it
         return Reply({}), {**memory, **{f"{PREFIX}{name}": vector for name, vector in tuned.items()}}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
