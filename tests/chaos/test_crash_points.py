@@ -58,8 +58,8 @@ def test_after_every_flush_rename_and_commit_there_is_a_point() -> None:
     """Check that whole files are written by `disk.put` and `disk.publish`, which report each step, and that no code
     bypasses `core.disk`. Exceptions: a federation's own files and the samples of an order from the live page are
     written before anything is acknowledged; the database is upgraded in one transaction (`tests/net/test_upgrade.py`);
-    public samples that a party lost are fetched again (`tests/net/test_several_models.py`); `hansa export` writes a file
-    for its user, who sees whether it ended (`disk.put(out, ...)`).
+    public samples that a party lost are fetched again (`tests/net/test_several_models.py`); `hansa export` writes a
+    file for its user, who sees whether it ended (`disk.put(out, ...)`).
     """
     durable = re.compile(r'disk\.(rename|flush|sync_folder)\(|"COMMIT"|blobs\.put\(')
     past = re.compile(r"os\.(fsync|replace|rename)\(")
