@@ -337,6 +337,7 @@ def test_a_party_cannot_be_in_two_clusters_or_count_twice() -> None:
     assert isinstance(judged(hidden, w=torch.zeros(12), share=torch.tensor([0.0, 1.0, 0.0])), Reply)
     assert "share" in judged(hidden, w=torch.zeros(12), share=torch.tensor([1.0, 1.0, 0.0]))
     assert "share" in judged(hidden, w=torch.zeros(12), share=torch.tensor([0.0, 5.0, 0.0]))
+    assert "share is negative" in judged(hidden, w=torch.zeros(12), share=torch.tensor([0.0, -1.0, 0.0]))
 
 
 def test_behind_a_secure_sum_no_message_tells_the_cluster_of_a_party(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +386,9 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
     for fields, reason in (
         ({"clusters": 0}, "clusters"), ({"restarts": 0}, "restarts"), ({"trial": 1}, "trial"),
         ({"hidden": True, "start": "spread"}, "single party"), ({"hidden": True, "fusion": Median()}, "median"),
-        ({"restarts": 2, "start": "spread"}, "restarts"), ({"starts": ("a",), "restarts": 2}, "leave them out"),
+        ({"start": "spread", "fusion": Median()}, "passes by 'median'"),
+        ({"restarts": 2, "start": "spread"}, "restarts"),
+        ({"starts": ("a",), "restarts": 2}, "leave them out"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=reason):
             hyp(**fields)

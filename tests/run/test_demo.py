@@ -77,7 +77,7 @@ def test_the_same_seed_gives_the_same_numbers(demo: Demo, tmp_path: Path) -> Non
     again = hospitals(tmp_path, seeds=1, on_progress=lambda done, total: seen.append((done, total)))
     for regime in REGIMES:
         np.testing.assert_array_equal(again.scores["auc"][regime][0], demo.scores["auc"][regime][0])
-    assert seen == [(done, 6) for done in range(7)]
+    assert seen == [(done, 7) for done in range(8)]
 
 
 def test_scaling_learned_by_federated_sums_is_that_of_the_pooled_patients() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, HansaError
 from hansa.core.registry import build, registered
 from hansa.experiment.config import parse
 from hansa.local import DPSGD, SGD
@@ -188,6 +188,24 @@ def test_without_test_samples_of_the_parties_the_summary_says_so() -> None:
     done = hansa.simulate(METHOD, bare, rounds=1, finetune=TUNING)
     sentence = "no party measures the model on test samples of its own; set task.party_test"
     assert done.summary["finetuned"]["unmeasured"] == sentence
+
+
+def test_evaluation_that_is_off_is_named_as_the_cause() -> None:
+    done = hansa.simulate(METHOD, task(), rounds=1, eval_parties=False, finetune=TUNING)
+    assert done.summary["finetuned"]["unmeasured"].endswith("run.eval_parties is false")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_single_sample_in_the_last_batch_cannot_train_batch_norm_unless_it_is_left_out(engine: str) -> None:
+    def normed() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+
+    given = hansa.Task(normed, "cross_entropy", samples(SIZES), classes=3)
+    whole = hansa.FedAvg(local=SGD(lr=0.3, batch=None))
+    with pytest.raises(HansaError, match=r"drop_last \(of the local solver, or of run\.finetune\)"):
+        hansa.simulate(whole, given, rounds=1, engine=engine, finetune={"epochs": 1, "batch": 4})
+    done = hansa.simulate(whole, given, rounds=1, engine=engine, finetune={"epochs": 1, "batch": 4, "drop_last": True})
+    assert done.summary["finetuned"]["parties"] == 3
 
 
 def test_a_run_folder_has_the_global_model_and_each_party_s_own(tmp_path: Path) -> None:

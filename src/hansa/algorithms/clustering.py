@@ -69,6 +69,11 @@ class Clustering(FedAvg):
             raise ConfigError("starts gives the first models, so start and restarts have no effect; leave them out")
         if self.restarts > 1 and self.start != "random":
             raise ConfigError("restarts draws random models; leave it out, or set start = 'random'")
+        if self.start == "spread" and not isinstance(self.fusion, WeightedMean):
+            raise ConfigError(
+                f"start = 'spread' makes a model of one party's update, which passes by {self.fusion.name!r}; use "
+                "start = 'random', or the fusion 'mean'"
+            )
         if self.hidden and self.start == "spread":
             raise ConfigError("start = 'spread' needs the update of a single party, which hidden = true hides")
         if self.hidden and not isinstance(self.fusion, WeightedMean):

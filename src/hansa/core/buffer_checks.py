@@ -83,7 +83,7 @@ def beside_fault(tensors: Mapping[str, Tensor], weight: int, op: Op, payload: Pa
         # Replies of open size come one by one, others perhaps in a stack.
         width = tensors[name].numel() if is_open(shape) else math.prod(largest_shape(shape))
         rows = tensors[name].to(torch.float64).reshape(-1, width)
-        if not shape and bool((rows < 0).any()):
+        if (not shape or name in op.counts) and bool((rows < 0).any()):
             return f"its {name} is negative"
         largest = float(torch.linalg.vector_norm(rows, dim=1).max())
         if largest > most:

@@ -207,6 +207,7 @@ class Op(Part):
     serves: ClassVar[bool] = False  # whether the op only helps another one (keys, shares); its parties are not counted
     overlaps: ClassVar[bool] = False  # whether, in simulated time, a party communicates while it computes
     evaluates: ClassVar[bool] = False  # whether it reads test samples, and no others; a party limits evaluations
+    counts: ClassVar[frozenset[str]] = frozenset()  # vectors beside the update that have no negative numbers
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -294,6 +295,10 @@ class Wrapper(Op):
     @property
     def update(self) -> str | None:  # type: ignore[override]
         return self.inner.update
+
+    @property
+    def counts(self) -> frozenset[str]:  # type: ignore[override]
+        return self.inner.counts
 
     @property
     def vectors(self) -> tuple[str, ...]:

@@ -59,6 +59,10 @@ class ClusterTrain(Wrapper):
         return None if self.inner.measures is None else self.inner.measures | {LOSS}
 
     @property
+    def counts(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"share"}) if self.hidden else frozenset()
+
+    @property
     def budget(self) -> Budget | None:
         return None  # the reply tells the choice and the least loss, without noise
 

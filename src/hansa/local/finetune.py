@@ -35,7 +35,8 @@ class FineTuning(Part):
 
     `epochs` is the number of passes over the party's samples; 0, the default, means no fine-tuning. `lr` is the
     learning rate, `batch` the batch size (left out: the whole local set). `momentum` and `weight_decay` are those of
-    the local solver "sgd".
+    the local solver "sgd". `drop_last` leaves out a last batch that is smaller, where a single sample cannot train
+    BatchNorm.
     """
 
     kind: ClassVar[str] = "finetune"
@@ -44,6 +45,7 @@ class FineTuning(Part):
     batch: int | None = 32
     momentum: float = 0.0
     weight_decay: float = 0.0
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         if self.epochs < 0:
@@ -53,9 +55,8 @@ class FineTuning(Part):
     @property
     def solver(self) -> SGD:
         """The local solver of the fine-tuning."""
-        return SGD(
-            self.lr, max(self.epochs, 1), batch=self.batch, momentum=self.momentum, weight_decay=self.weight_decay
-        )
+        return SGD(self.lr, max(self.epochs, 1), batch=self.batch, momentum=self.momentum,
+                   weight_decay=self.weight_decay, drop_last=self.drop_last)  # fmt: skip
 
 
 @register("finetune")

@@ -88,7 +88,8 @@ class FineTuner:
             return {"unmeasured": NOT_COVERED}
         evaluation, holdings = self.evaluation, self.exchanges.holdings
         if not evaluation.at_parties:
-            return {"unmeasured": "no party measures the model on test samples of its own; set task.party_test"}
+            cause = "set task.party_test" if self.exchanges.run.eval_parties else "run.eval_parties is false"
+            return {"unmeasured": f"no party measures the model on test samples of its own; {cause}"}
         before = yield from evaluation.over_parties(round, name, payload, only=tuned)
         after = yield from evaluation.over_parties(round, TUNED, {}, "evaluate-finetuned", tuned)
         measured: dict[str, Any] = {"before": with_finite(before), "after": with_finite(after)}

@@ -180,6 +180,6 @@ def first_line(error: BaseException) -> str:
     if "more than 1 value per channel" in text:
         return (
             "a batch of one sample cannot train BatchNorm; choose a batch size that leaves no party a single sample, "
-            "or set local.drop_last"
+            "or set drop_last (of the local solver, or of run.finetune)"
         )
     return text
