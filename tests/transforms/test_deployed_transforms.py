@@ -17,10 +17,14 @@ from hansa.transforms import ByLayer, ErrorFeedback, IdentityTransform, Sign, Tr
 
 EVERY: dict[str, hansa.Algorithm] = {
     **METHODS,
-    "fedper": hansa.FedPer(local=LOCAL, layers=0, head=("1.bias",)),  # the model of the checks has one layer
+    # The model of the checks has one layer.
+    "fedper": hansa.FedPer(local=LOCAL, layers=0, head=("1.bias",)),
+    "fedrep": hansa.FedRep(local=LOCAL, head_epochs=1, layers=0, head=("1.bias",)),
+    "lg-fedavg": hansa.LGFedAvg(local=LOCAL, layers=0, representation=("1.bias",)),
     "legato": hansa.FedAvg(local=LOCAL, fusion="legato"),  # type: ignore[arg-type]
     "prunefl": hansa.PruneFL(local=LOCAL, interval=1),
 }
+PARTS = {"fedper", "fedrep", "lg-fedavg"}  # methods whose parties send a part of the model
 PACKED: dict[str, Transform] = {
     **TRANSFORMS,
     "groups": ByLayer(("*bias", "*"), (IdentityTransform(), ErrorFeedback(Sign()))),
@@ -34,7 +38,7 @@ def refusal(method: str, transform: str) -> str | None:
         return "run.compress: by-layer needs the layers of a vector, and those of prunefl are about other parameters"
     if method == "prunefl" and packing.remembers:
         return f"run.compress: {packing.name} remembers numbers of a vector, and those of prunefl are about other"
-    if (method, transform) == ("fedper", "groups"):
+    if method in PARTS and transform == "groups":
         return "run.compress: no parameter is left for the pattern '*bias'; the parties send: 1.weight"
     return None
 
@@ -63,7 +67,7 @@ def test_a_method_with_a_transform_gives_one_model_everywhere_or_is_refused(
     with pytest.raises(ConfigError, match=re.escape(reason)) as caught:
         check_engines(algorithm, **settings)
     assert len(str(caught.value).splitlines()) == 1
-    if method == "fedper":  # names of parameters are known when the parties have described their data
+    if method in PARTS:  # names of parameters are known when the parties have described their data
         with pytest.raises(AssertionError, match=re.escape(reason)):
             network.run(experiment)
         assert not network.history
