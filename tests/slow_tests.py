@@ -23,6 +23,9 @@ CASES: dict[str, dict[str, set[str]]] = {
     "adversary/test_attacked_runs.py": {
         "test_updates_that_wait_on_disk_are_attacked_as_those_in_memory": {"alie-None", "ipm-None"},
     },
+    "algorithms/test_adaptive_top_k.py": {
+        "test_it_learns_with_a_tenth_of_the_numbers": set(),
+    },
     "algorithms/test_admm.py": {
         "test_its_fixed_point_is_the_optimum_of_the_mean_loss": {"5-settings0"},
         "test_the_solver_passes_the_suite_of_solvers": {"solver0"},
@@ -34,7 +37,7 @@ CASES: dict[str, dict[str, set[str]]] = {
     },
     "algorithms/test_ditto.py": {
         "test_a_large_lam_ties_the_own_models_to_the_shared_one": set(),
-        "test_the_solver_passes_the_suite_of_solvers": {"solver1"},
+        "test_the_solver_passes_the_suite_of_solvers": set(),
     },
     "algorithms/test_dpsgd.py": {
         "test_a_missing_party_keeps_its_model_and_the_mean_is_preserved": {"reference-ring", "stacked-random"},
@@ -43,14 +46,14 @@ CASES: dict[str, dict[str, set[str]]] = {
     "algorithms/test_fedavg.py": {
         "test_the_fixed_point_of_two_quadratics_is_that_of_the_specification": {"1-"},
     },
-    "algorithms/test_fedplus.py": {
-        "test_a_strong_pull_brings_the_models_together": {"stacked"},
-        "test_the_solver_passes_the_suite_of_solvers": {"solver2"},
-    },
     "algorithms/test_fednova.py": {
         "test_unequal_rates_do_not_move_the_optimum_when_steps_are_small": set(),
-        "test_unequal_steps_do_not_move_the_optimum_when_steps_are_small": {"Scalar-stacked"},
+        "test_unequal_steps_do_not_move_the_optimum_when_steps_are_small": set(),
         "test_without_the_division_unequal_steps_would_move_the_optimum": set(),
+    },
+    "algorithms/test_fedplus.py": {
+        "test_a_strong_pull_brings_the_models_together": set(),
+        "test_the_solver_passes_the_suite_of_solvers": {"solver2"},
     },
     "algorithms/test_mapper.py": {
         "test_a_party_chooses_the_weight_with_the_lowest_loss_on_its_held_out_samples": {
@@ -64,7 +67,7 @@ CASES: dict[str, dict[str, set[str]]] = {
         "test_a_larger_q_makes_the_losses_more_even": set(),
     },
     "algorithms/test_scaffold.py": {
-        "test_it_reaches_the_optimum_of_two_quadratics_where_fedavg_stops_short": {"II-Scalar-reference"},
+        "test_it_reaches_the_optimum_of_two_quadratics_where_fedavg_stops_short": set(),
     },
     "cli/test_cli.py": {
         "test_a_module_function_and_party_files_are_tasks_too": set(),
@@ -92,14 +95,26 @@ CASES: dict[str, dict[str, set[str]]] = {
         "test_a_bad_reply_changes_nothing_to_the_last_bit_and_is_reported": {"inf", "nan"},
         "test_a_huge_update_is_survived": {"reference-krum", "stacked-median", "stacked-zeno"},
         "test_engines_agree_under_every_fusion": {"mean", "median", "zeno"},
-        "test_runs_with_robust_fusions_keep_the_promises_of_all_algorithms": {"median"},
+        "test_runs_with_robust_fusions_keep_the_promises_of_all_algorithms": set(),
     },
     "fuzz/test_fuzz.py": {
         "test_a_mutated_request_is_answered_or_the_connection_closed": set(),
         "test_whole_requests_in_any_order_are_answered": set(),
     },
+    "hostile/test_lying_about_noise.py": {
+        "test_no_record_is_read_by_choosing_clip_rate_noise_or_model": set(),
+    },
+    "hostile/test_lying_buffers.py": {
+        "test_nobody_moves_frozen_parameters_and_lies_about_buffers_are_rejected": set(),
+    },
+    "hostile/test_lying_counts.py": {
+        "test_a_party_that_stands_for_a_crowd_is_left_out_by_name": {"exact"},
+    },
     "hostile/test_lying_openers.py": {
         "test_who_lies_about_a_shared_key_is_named_and_the_sums_are_right": set(),
+    },
+    "hostile/test_lying_parties.py": {
+        "test_a_party_that_sends_hostile_parts_is_left_out_by_name": set(),
     },
     "hostile/test_too_much_work.py": {
         "test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_told": set(),
@@ -118,12 +133,19 @@ CASES: dict[str, dict[str, set[str]]] = {
     "net/test_admin.py": {
         "test_serve_listens_where_it_is_told": set(),
     },
+    "net/test_bad_lines.py": {
+        "test_a_slow_line_gets_a_chunk_through_that_takes_longer_than_anybody_waits": set(),
+    },
     "net/test_bombs.py": {
         "test_a_compressed_body_is_refused_and_never_unpacked": {"gzip"},
-        "test_an_order_as_long_as_it_may_be_takes_little_memory": {"\\xc0"},
+        "test_an_order_as_long_as_it_may_be_takes_little_memory": {"\xc0"},
         "test_an_order_of_anything_is_refused_or_taken_as_one": set(),
     },
+    "net/test_clocks.py": {
+        "test_an_aggregator_that_comes_back_with_another_clock_goes_on": {"86400"},
+    },
     "net/test_compressed_jobs.py": {
+        "test_a_job_that_packs_models_gives_the_reference_s_bits": set(),
         "test_a_job_that_packs_updates_gives_the_reference_s_bits": set(),
         "test_a_party_whose_policy_does_not_list_the_transform_declines_and_says_so": set(),
         "test_a_private_party_accepts_a_transform_after_private_training_only": set(),
@@ -139,8 +161,15 @@ CASES: dict[str, dict[str, set[str]]] = {
     "net/test_exact_jobs.py": {
         "test_a_job_with_exact_sums_gives_the_reference_s_bits": set(),
     },
+    "net/test_frozen_bases.py": {
+        "test_parties_train_adapters_under_a_privacy_budget": set(),
+    },
+    "net/test_limits.py": {
+        "test_many_handshakes_that_do_not_go_on_make_room_for_one_that_does": set(),
+    },
     "net/test_malformed.py": {
         "test_malformed_requests_to_a_simulations_page_print_nothing": set(),
+        "test_malformed_requests_to_the_parties_port_print_no_traceback": set(),
     },
     "net/test_many.py": {
         "test_a_round_reaches_every_one_of_many_parties_once_and_fuses_every_reply": set(),
@@ -163,20 +192,28 @@ CASES: dict[str, dict[str, set[str]]] = {
     "net/test_record_at_rest.py": {
         "test_a_start_that_fails_is_not_taken_for_damage_by_the_next": {"create-1", "rename-2"},
     },
+    "net/test_replays.py": {
+        "test_a_request_with_any_byte_changed_is_refused_or_means_the_same": set(),
+    },
     "net/test_routed_jobs.py": {
-        "test_a_party_that_leaves_before_its_message_keeps_its_model": {"route-send"},
+        "test_a_party_that_leaves_before_its_message_keeps_its_model": set(),
         "test_an_aggregator_that_restarts_in_the_middle_of_a_route_gives_the_same_bits": {"route-send"},
     },
     "net/test_several_models.py": {
         "test_a_job_gives_the_bits_of_the_simulation_and_sends_public_samples_once": set(),
+        "test_a_party_that_leaves_and_comes_back_keeps_its_model": set(),
     },
     "net/test_shutdown.py": {
         "test_a_job_comes_to_rest_and_goes_on": set(),
         "test_a_process_that_is_told_to_end_does_so_with_0_and_told_twice_does_so_at_once": set(),
     },
     "net/test_store_faults.py": {
+        "test_a_job_goes_through_random_faults_to_the_same_bits": set(),
         "test_a_party_whose_disk_is_full_keeps_its_receipt_when_there_is_room_and_goes_on": {"write"},
         "test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some": set(),
+    },
+    "net/test_tracked_jobs.py": {
+        "test_every_job_is_tracked_and_a_tracker_that_fails_is_none_of_its_business": set(),
     },
     "net/test_upgrade.py": {
         "test_a_job_that_was_interrupted_under_format_2_goes_on_with_the_same_parties_and_secret": set(),
@@ -232,11 +269,17 @@ CASES: dict[str, dict[str, set[str]]] = {
         "test_a_run_that_was_killed_and_resumed_equals_one_that_was_not": set(),
         "test_the_kills_left_runs_at_different_moments": set(),
     },
+    "run/test_models_and_public.py": {
+        "test_an_experiment_file_names_models_and_public_samples": {"function"},
+    },
     "run/test_report.py": {
         "test_the_demonstrations_report_stands_alone_and_names_its_source": set(),
     },
     "run/test_side_by_side.py": {
         "test_figures_drawn_at_once_have_the_bytes_of_figures_drawn_alone": set(),
+    },
+    "run/test_work.py": {
+        "test_parties_in_processes_of_their_own_are_told_the_same": set(),
     },
     "schedule/test_pace.py": {
         "test_each_party_draws_its_epochs_anew_in_each_round": {"stacked"},
@@ -247,6 +290,7 @@ CASES: dict[str, dict[str, set[str]]] = {
         "test_other_threads_go_on_while_a_large_power_is_computed": set(),
     },
     "secure/test_encrypted_sums.py": {
+        "test_a_dealt_key_is_kept_until_too_few_of_those_asked_hold_it": set(),
         "test_a_party_that_is_missing_or_declines_is_left_out_of_the_sum": {"ckks", "functional", "paillier"},
         "test_a_sum_without_a_short_name_is_neither_opened_nor_written_down": {"long", "none"},
         "test_a_tree_is_what_it_is_without": {"ckks", "paillier"},
@@ -260,6 +304,9 @@ CASES: dict[str, dict[str, set[str]]] = {
             "False-ckks", "False-masking", "True-active",
         },
     },
+    "secure/test_masking.py": {
+        "test_every_subset_of_dropouts_at_every_exchange_gives_the_sum_of_those_who_came_or_none": set(),
+    },
     "secure/test_masking_runs.py": {
         "test_fedavg_is_itself_to_fixed_point_precision": {"reference-False", "stacked-True"},
     },
@@ -270,9 +317,13 @@ CASES: dict[str, dict[str, set[str]]] = {
         "test_masks_change_no_algorithm_whatever_the_size_of_what_it_sends": {
             "fedadam", "fedavg", "fednova", "fsvrg", "qfedavg", "scaffold II",
         },
-        "test_masks_change_no_quantity_beside_an_update_on_any_engine": {"stacked"},
+        "test_masks_change_no_quantity_beside_an_update_on_any_engine": {"reference"},
+    },
+    "secure/test_refused_asks.py": {
+        "test_a_party_takes_no_share_that_it_did_not_prepare_for_or_that_strangers_own": set(),
     },
     "secure/test_threshold.py": {
+        "test_a_dealing_with_a_single_wrong_verification_key_is_refused": set(),
         "test_a_wrong_partial_decryption_has_no_proof": set(),
     },
     "select/test_selectors.py": {
@@ -366,5 +417,8 @@ CASES: dict[str, dict[str, set[str]]] = {
     "transforms/test_every_transform.py": {
         "test_every_engine_gives_the_same_model": {"fedavg", "median"},
         "test_worker_processes_give_the_same_model": set(),
+    },
+    "transforms/test_sparsifiers.py": {
+        "test_the_mean_of_scaled_rand_k_is_the_vector_and_its_error_that_of_the_card": set(),
     },
 }  # fmt: skip
