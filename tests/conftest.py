@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from slow_tests import CASES, FILES
 
 if TYPE_CHECKING:
-    from hansa.testing import PartyPool
+    from hansa.testing import NetworkPool, PartyPool
 
 settings.register_profile(
     "hansa", deadline=None, database=None, derandomize=True, print_blob=False,
@@ -61,3 +61,13 @@ def pool() -> Iterator[PartyPool]:
     pool = PartyPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
+    """A federation on loopback, for the tests of a module."""
+    from hansa.testing import NetworkPool
+
+    network = NetworkPool(tmp_path_factory.mktemp("network"))
+    yield network
+    network.close()

@@ -1,6 +1,5 @@
 """Every registered algorithm that can be deployed gives the reference's bits over the network."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ from hansa.run.simulate import simulate
 from hansa.testing import TREE, NetworkPool, check_network, experiment_for, same_bits
 
 ALGORITHMS = {name: part for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
-    network = NetworkPool(tmp_path_factory.mktemp("network"))
-    yield network
-    network.close()
 
 
 @pytest.mark.slow

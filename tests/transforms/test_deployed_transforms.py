@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,13 +40,6 @@ def refusal(method: str, transform: str) -> str | None:
     if method in PARTS and transform == "groups":
         return "run.compress: no parameter is left for the pattern '*bias'; the parties send: 1.weight"
     return None
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
-    network = NetworkPool(tmp_path_factory.mktemp("network"))
-    yield network
-    network.close()
 
 
 @pytest.mark.slow

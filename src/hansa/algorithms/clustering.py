@@ -49,7 +49,7 @@ class Clustering(FedAvg):
     `start` says where the models come from. `random`: the first is the initial model, the others are other random
     initial values. `spread`: there is one model at first, and each of the first `clusters` - 1 rounds adds one, the
     model that the party with the largest loss has trained. `starts` are files of saved models instead. With `restarts`
-    above 1, so many random starts train for `trial` rounds each, and the one with the least loss goes on. With `hidden`
+    above 1, as many random starts train for `trial` rounds each, and the one with the least loss goes on. With `hidden`
     the aggregator learns sums over the parties of each cluster, and not who is in which cluster.
     """
 

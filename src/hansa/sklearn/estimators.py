@@ -6,6 +6,7 @@ party; without `parties` all rows belong to one. The federation is simulated on 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -26,7 +27,7 @@ from hansa.run.simulate import simulate
 Parties = Sequence[tuple[Any, Any]]
 
 
-class _Federated(BaseEstimator):  # type: ignore[misc]
+class _Federated(BaseEstimator, ABC):  # type: ignore[misc]
     """What all estimators share. `privacy` and `run` are the tables of an experiment (`{"secure": "masking"}`)."""
 
     rounds: int
@@ -35,8 +36,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
     run: Mapping[str, Any] | None
     result_: Result
 
-    def _algorithm(self) -> Algorithm:
-        raise NotImplementedError
+    @abstractmethod
+    def _algorithm(self) -> Algorithm: ...
 
     def _model(self) -> Callable[[], torch.nn.Module] | None:
         return None
@@ -53,9 +54,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc]
         self.n_rounds_ = len(self.result_.history)
         return self
 
+    @abstractmethod
     def _targets(self, y: Any) -> tuple[Any, str, int | None]:
         """The targets as the task takes them, the loss, and the number of classes."""
-        raise NotImplementedError
 
     def _scores(self, X: Any) -> Any:
         check_is_fitted(self, "result_")
@@ -102,9 +103,12 @@ class _Linear(_Federated):
     """Estimators with coefficients; `name` is the algorithm's."""
 
     name: ClassVar[str]
-    ridge: float
-    l1: float
-    fit_intercept: bool
+
+    def __init__(self, *, ridge: float = 0.01, l1: float = 0.0, fit_intercept: bool = True, rounds: int = 100,
+                 seed: int = 0, privacy: Mapping[str, Any] | None = None,
+                 run: Mapping[str, Any] | None = None) -> None:  # fmt: skip
+        self.ridge, self.l1, self.fit_intercept = ridge, l1, fit_intercept
+        self.rounds, self.seed, self.privacy, self.run = rounds, seed, privacy, run
 
     def _algorithm(self) -> Algorithm:
         found: Algorithm = build("algorithm", self.name, ridge=self.ridge, l1=self.l1, intercept=self.fit_intercept)
@@ -137,8 +141,8 @@ class LinearRegression(_Regressor, _Linear):
     def __init__(self, *, ridge: float = 0.0, l1: float = 0.0, fit_intercept: bool = True, rounds: int = 10,
                  seed: int = 0, privacy: Mapping[str, Any] | None = None,
                  run: Mapping[str, Any] | None = None) -> None:  # fmt: skip
-        self.ridge, self.l1, self.fit_intercept = ridge, l1, fit_intercept
-        self.rounds, self.seed, self.privacy, self.run = rounds, seed, privacy, run
+        super().__init__(ridge=ridge, l1=l1, fit_intercept=fit_intercept, rounds=rounds, seed=seed, privacy=privacy,
+                         run=run)  # fmt: skip
 
     @property
     def coef_(self) -> Any:
@@ -154,31 +158,15 @@ class LogisticRegression(_Probable, _Linear):
 
     name = "logistic-regression"
 
-    def __init__(self, *, ridge: float = 0.01, l1: float = 0.0, fit_intercept: bool = True, rounds: int = 100,
-                 seed: int = 0, privacy: Mapping[str, Any] | None = None,
-                 run: Mapping[str, Any] | None = None) -> None:  # fmt: skip
-        self.ridge, self.l1, self.fit_intercept = ridge, l1, fit_intercept
-        self.rounds, self.seed, self.privacy, self.run = rounds, seed, privacy, run
-
 
 class LinearSVC(_Classifier, _Linear):
     """A linear support vector machine over all parties, with the squared hinge loss."""
 
     name = "linear-svm"
 
-    def __init__(self, *, ridge: float = 0.01, l1: float = 0.0, fit_intercept: bool = True, rounds: int = 100,
-                 seed: int = 0, privacy: Mapping[str, Any] | None = None,
-                 run: Mapping[str, Any] | None = None) -> None:  # fmt: skip
-        self.ridge, self.l1, self.fit_intercept = ridge, l1, fit_intercept
-        self.rounds, self.seed, self.privacy, self.run = rounds, seed, privacy, run
 
-
-class FederatedClassifier(_Probable):
-    """Any algorithm on classes: a name, a table (`{"name": "fedavg", "local": {"lr": 0.1}}`) or an object.
-
-    `model` makes a torch module with a score per class (`lambda: nn.Linear(4, 3)`); None for algorithms with a model of
-    their own (`naive-bayes`, `id3`, `kernel-svm`).
-    """
+class _AnyAlgorithm(_Federated):
+    """Estimators of any algorithm; `FederatedClassifier` says what the parameters are."""
 
     def __init__(self, algorithm: str | Mapping[str, Any] | Algorithm = "naive-bayes", *,
                  model: Callable[[], torch.nn.Module] | None = None, rounds: int = 30, seed: int = 0,
@@ -193,20 +181,21 @@ class FederatedClassifier(_Probable):
         return self.model
 
 
-class FederatedRegressor(_Regressor):
+class FederatedClassifier(_Probable, _AnyAlgorithm):
+    """Any algorithm on classes: a name, a table (`{"name": "fedavg", "local": {"lr": 0.1}}`) or an object.
+
+    `model` makes a torch module with a score per class (`lambda: nn.Linear(4, 3)`); None for algorithms with a model of
+    their own (`naive-bayes`, `id3`, `kernel-svm`).
+    """
+
+
+class FederatedRegressor(_Regressor, _AnyAlgorithm):
     """Any algorithm on numbers, as `FederatedClassifier`; the module has one output."""
 
     def __init__(self, algorithm: str | Mapping[str, Any] | Algorithm = "least-squares", *,
                  model: Callable[[], torch.nn.Module] | None = None, rounds: int = 30, seed: int = 0,
                  privacy: Mapping[str, Any] | None = None, run: Mapping[str, Any] | None = None) -> None:  # fmt: skip
-        self.algorithm, self.model = algorithm, model
-        self.rounds, self.seed, self.privacy, self.run = rounds, seed, privacy, run
-
-    def _algorithm(self) -> Algorithm:
-        return _algorithm(self.algorithm)
-
-    def _model(self) -> Callable[[], torch.nn.Module] | None:
-        return self.model
+        super().__init__(algorithm, model=model, rounds=rounds, seed=seed, privacy=privacy, run=run)
 
 
 def _algorithm(given: str | Mapping[str, Any] | Algorithm) -> Algorithm:
