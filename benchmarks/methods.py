@@ -99,6 +99,7 @@ def methods() -> dict[str, Method]:
         "fedper": Method(build("fedper", local=plain)),
         "hypcluster": Method(build("hypcluster", local=plain), extra=TWO_LOSSES),
         "hypcluster, sums": Method(build("hypcluster", local=plain, hidden=True), extra=TWO_LOSSES),
+        "ifca": Method(build("ifca", local=plain), extra=TWO_LOSSES),
         "lg-fedavg": Method(build("lg-fedavg", local=plain)),
         "fedrep": Method(build("fedrep", local=plain, head_epochs=1), TWO_EPOCHS),
         "apfl": Method(build("apfl", local=plain), GENERAL, SECOND_MODEL),

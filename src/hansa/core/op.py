@@ -325,6 +325,11 @@ class Wrapper(Op):
         reply, memory = yield self.before(party, payload, memory)
         return self.after(party, payload, reply, memory)
 
+    def arounds(self, parties: Sequence[Party], payloads: Sequence[Payload],
+                memories: Sequence[Memory]) -> list[Around]:  # fmt: skip
+        """`around` for each of several parties, not yet begun. A wrapper that measures all at once overrides it."""
+        return [self.around(*each) for each in zip(parties, payloads, memories, strict=True)]
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         around = self.around(party, payload, memory)
         return completed(around, *self.inner.run(party, next(around), memory))

@@ -61,7 +61,9 @@ class Alternating(Personal):
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         moved, after = super().step(ctx, w, direction, carry)
-        return torch.where(self._moves(ctx, w, carry), moved, w), {**after, AT: carry[AT] + 1}
+        if self.inner.step_rule is None:  # such a step may move coordinates along which its direction is 0
+            moved = torch.where(self._moves(ctx, w, carry), moved, w)
+        return moved, {**after, AT: carry[AT] + 1}
 
     def _moves(self, ctx: Context, w: Tensor, carry: Carry) -> Tensor:
         """Which coordinates the present phase trains."""

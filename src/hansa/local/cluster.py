@@ -6,7 +6,7 @@ Mansour, Mohri, Ro and Suresh 2020; Ghosh, Chung, Yin and Ramchandran 2020.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from hansa.core.budget import Budget
 from hansa.core.determinism import threads
 from hansa.core.errors import PartyError
+from hansa.core.gateway import Samples
 from hansa.core.objective import Objective
 from hansa.core.op import Around, Memory, Op, Party, Payload, Shape, Wrapper, sent
 from hansa.core.registry import register
@@ -23,6 +24,7 @@ from hansa.local.sgd import SGD
 
 CLUSTER = "cluster/number"  # in a party's memory: the model that it trained last
 LOSS = "cluster_loss"  # the metric of a reply: the least mean loss among all models, before training
+AT_ONCE = 65_536  # samples of several parties that are measured together
 
 
 def losses(objective: Objective, models: Tensor, x: Tensor, y: Tensor) -> list[float]:
@@ -33,6 +35,26 @@ def losses(objective: Objective, models: Tensor, x: Tensor, y: Tensor) -> list[f
             for w in models
         ]
     return [math.inf if math.isnan(loss) else loss for loss in torch.stack(each).tolist()]
+
+
+def losses_of_each(objective: Objective, models: Tensor, samples: Sequence[Samples]) -> list[list[float]]:
+    """`losses` for the samples of each of several parties, computed for many parties at once."""
+    found: list[list[float]] = []
+    while len(found) < len(samples):
+        group = [samples[len(found)]]
+        total = len(group[0][1])
+        for x, y in samples[len(found) + 1 :]:
+            total += len(y)
+            if total > AT_ONCE:
+                break
+            group.append((x, y))
+        x, y = (torch.cat(parts) for parts in zip(*group, strict=True))
+        with threads(1):
+            each = [objective.loss_of(objective.outputs(objective.initial._replace(w=w), x), y) for w in models]
+        sizes = torch.tensor([len(y) for _, y in group], device=y.device)
+        means = torch.segment_reduce(torch.stack(each, 1).to(torch.float64), "mean", lengths=sizes, axis=0)
+        found += means.nan_to_num(nan=math.inf, posinf=math.inf).tolist()
+    return found
 
 
 def least(values: list[float]) -> int:
@@ -67,13 +89,28 @@ class ClusterTrain(Wrapper):
         return None  # the reply tells the choice and the least loss, without noise
 
     def around(self, party: Party, payload: Payload, memory: Memory) -> Around:
+        return self._choosing(party, payload, memory, None)
+
+    def arounds(self, parties: Sequence[Party], payloads: Sequence[Payload],
+                memories: Sequence[Memory]) -> list[Around]:  # fmt: skip
+        model = payloads[0].get("model") if payloads else None
+        if not isinstance(model, Mapping) or any(payload.get("model") is not model for payload in payloads):
+            return super().arounds(parties, payloads, memories)
+        try:
+            models = _models(model, parties[0].objective)
+            each = losses_of_each(parties[0].objective, models, [party.samples("train") for party in parties])
+        except Exception:  # each party alone: the one that declines or fails is named
+            return super().arounds(parties, payloads, memories)
+        return [self._choosing(*one) for one in zip(parties, payloads, memories, each, strict=True)]
+
+    def _choosing(self, party: Party, payload: Payload, memory: Memory, each: list[float] | None) -> Around:
+        """`around`, with the party's losses if they are known already."""
         model, objective = payload.get("model"), party.objective
         if not isinstance(model, Mapping):
             raise PartyError("the payload has no models to choose from")
-        models = sent(model, "w", (None, objective.spec.dim)).to(objective.device)
-        if not len(models):
-            raise PartyError("the payload has no models to choose from")
-        each = losses(objective, models, *party.samples("train"))
+        models = _models(model, objective)
+        if each is None:
+            each = losses(objective, models, *party.samples("train"))
         number = least(each)
         reply, memory = yield _with_model({**payload, "model": {**model, "w": models}}, number)
         w = reply.tensors["w"]
@@ -104,6 +141,14 @@ class ClusterTrain(Wrapper):
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         work = self.inner.demands(n, _with_model(payload, 0))
         return {**work, "steps": work.get("steps", 0) + len(payload["model"]["w"])} if n else work
+
+
+def _models(model: Mapping[str, Any], objective: Objective) -> Tensor:
+    """The models [k, d] of a payload."""
+    models = sent(model, "w", (None, objective.spec.dim)).to(objective.device)
+    if not len(models):
+        raise PartyError("the payload has no models to choose from")
+    return models
 
 
 def _with_model(payload: Payload, number: int) -> Payload:

@@ -174,33 +174,36 @@ class StackedEngine(ReferenceEngine):
             with threads(1):
                 yield from [(member.party, self.one(op, member, round)) for member in members]
             return
-        ready: list[PartyWork] = []
-        begun: dict[int, list[Around]] = {}  # the wrappers, each at its inner op
+        ready: dict[int, PartyWork] = {}
         for member in members:
-            payload = member.payload
-            try:
-                if self.holdings.train.size(member.party) == 0:
-                    raise PartyError("it has no samples")
-                begun[member.party] = []
-                with named(op, member.party, round):
-                    for layer in layers:
-                        around = layer.around(self.party(member.party, round), payload, member.memory)
-                        begun[member.party].append(around)
-                        payload = next(around)
-                ready.append(PartyWork(member.party, payload, member.memory))
-            except PartyError as reason:
-                if isinstance(reason, Failure):
-                    raise
-                yield member.party, str(reason)
+            if self.holdings.train.size(member.party) == 0:
+                yield member.party, "it has no samples"
+            else:
+                ready[member.party] = member
+        begun: dict[int, list[Around]] = {party: [] for party in ready}  # the wrappers, each at its inner op
+        for layer in layers:
+            parties = [self.party(party, round) for party in ready]
+            works = list(ready.values())
+            arounds = layer.arounds(parties, [work.payload for work in works], [work.memory for work in works])
+            for member, around in zip(works, arounds, strict=True):
+                begun[member.party].append(around)
+                try:
+                    with named(op, member.party, round):
+                        ready[member.party] = PartyWork(member.party, next(around), member.memory)
+                except PartyError as reason:
+                    if isinstance(reason, Failure):
+                        raise
+                    del ready[member.party]
+                    yield member.party, str(reason)
         if not ready:
             return
         with threads(1):  # two threads are slow as soon as another process needs a core
-            done = self._train(solver, ready, round)
-            whole = self._wrapped(layers, done, ready, round) if isinstance(done, Block) else None
+            done = self._train(solver, list(ready.values()), round)
+            whole = self._wrapped(layers, done, list(ready.values()), round) if isinstance(done, Block) else None
             if whole is not None:
                 yield whole
                 return
-            outcomes = done.rows({member.party: member for member in ready}) if isinstance(done, Block) else done
+            outcomes = done.rows(ready) if isinstance(done, Block) else done
             for party, outcome in outcomes:
                 try:
                     if not isinstance(outcome, str):
