@@ -289,7 +289,8 @@ def write_samples(folder: Path) -> None:
         np.savez(folder / f"{name}.npz", x=x, y=y)
 
 
-def write_experiment(folder: Path, name: str, algorithm: str, rounds: int, run: str = "") -> Experiment:
+def write_experiment(folder: Path, name: str, algorithm: str, rounds: int, run: str = "",
+                     task: str = "") -> Experiment:  # fmt: skip
     """An experiment over the files of `write_samples`, with preparation and tests at the parties."""
     files = ", ".join(f'"{party}.npz"' for party in PARTIES)
     path = folder / f"{name}.toml"
@@ -300,6 +301,7 @@ test = "test.npz"
 model = {{ name = "2nn", hidden = 4 }}
 prepare = "standardise"
 party_test = 0.25
+{task}
 [algorithm]
 {algorithm}
 [run]

@@ -18,13 +18,15 @@ DEATHS = {
     "north-east": [("memory.fsync", 2), ("party.forgot", 1)],
     "south": [("memory.folder", 1), ("upload.sent", 2)],
 }
+FEDMD = 'name = "fedmd"\nalign = 8\nprivate_epochs = 2\nlocal = { lr = 0.1, batch = 4 }'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ditto", "admm", "fedcomed+"])
+@pytest.mark.parametrize("kind", ["ditto", "admm", "fedcomed+", "fedmd"])
 def test_personal_state_survives_deaths_and_restarts(kind: str, tmp_path: Path) -> None:
     with Federation(tmp_path) as federation:
-        experiment = write_experiment(tmp_path, "job", ALGORITHMS[kind], rounds=4)
+        algorithm, task = (FEDMD, 'public = "test.npz"') if kind == "fedmd" else (ALGORITHMS[kind], "")
+        experiment = write_experiment(tmp_path, "job", algorithm, rounds=4, task=task)
         for name, dooms in DEATHS.items():
             federation.members[name].dooms = list(dooms)
         job = federation.run(experiment, "job")
