@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "experiment": AXES | {"data", "metrics", "privacy", "sim", "track"},
     "run": AXES | {"data", "metrics", "privacy", "sim", "track", "artifacts", "report", "experiment"},
     "study": {"core", "adversary", "data", "metrics", "artifacts", "report", "track", "experiment", "run"},
-    "sklearn": {"core", "classical", "run"},
+    "sklearn": {"core", "classical", "report", "run"},
     "net.transport": {"core", "ui"},
     "net.audit": {"core", "net.transport"},
     "net.party": {"artifacts", "core", "data", "local", "transforms", "privacy", "experiment", "net.transport",

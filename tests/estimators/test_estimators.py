@@ -100,3 +100,8 @@ def test_bad_input_gets_a_sentence() -> None:
         LogisticRegression().fit(parties_of(x, y), parties=y)
     with pytest.raises(hansa.ConfigError, match="has no name"):
         FederatedClassifier({"local": "sgd"}).fit(x, y)
+    with pytest.raises(ValueError, match="each party gets a model of its own"):
+        FederatedClassifier("ditto", model=lambda: torch.nn.Linear(4, 3), rounds=1).fit(x, y)
+    for estimator in (LinearRegression(), LogisticRegression(), LinearSVC()):
+        with pytest.raises(ValueError, match="sums of squares overflow; column 3 has the largest values: standardise"):
+            estimator.fit(x * np.array([1, 1, 1e200, 1]), y)

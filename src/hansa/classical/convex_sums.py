@@ -92,6 +92,9 @@ class ConvexSums(Op):
             go_on()
             for name, value in self.part(w, self.features.of(x[at : at + ROWS]), y[at : at + ROWS]).items():
                 sums[name] = sums[name] + value if name in sums else value
+        if not all(bool(torch.isfinite(value).all()) for value in sums.values()):
+            largest = 1 + int(x.flatten(1).abs().max(0).values.argmax())
+            raise PartyError(f"sums of squares overflow; column {largest} has the largest values: standardise the data")
         return Reply({**sums, "count": torch.tensor(len(x))}), memory
 
     def part(self, w: Tensor, f: Tensor, y: Tensor) -> dict[str, Tensor]:

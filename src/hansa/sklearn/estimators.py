@@ -21,6 +21,7 @@ from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build
 from hansa.core.task import Task
+from hansa.report.diagnosis import without_effect
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
 
@@ -51,6 +52,12 @@ class _Federated(BaseEstimator, ABC):  # type: ignore[misc]
         task = Task(self._model(), loss, held, classes=classes)
         settings = {"rounds": self.rounds, "seed": self.seed, **(self.run or {})}
         self.result_ = simulate(self._algorithm(), task, privacy=self.privacy, progress=False, **settings)
+        reason = without_effect(self.result_.history)
+        if reason is not None:
+            raise ValueError(reason)
+        if self.result_.personal:
+            raise ValueError("each party gets a model of its own, so that there is no model to predict with; use "
+                             "hansa.simulate, and Result.predict with a party")  # fmt: skip
         self.n_rounds_ = len(self.result_.history)
         return self
 
