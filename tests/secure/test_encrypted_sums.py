@@ -250,6 +250,12 @@ def test_no_sum_of_a_single_party_is_opened(name: str) -> None:
     assert not any(op.endswith(("-open", "functional-key")) for op in here.asked)
 
 
+def test_functional_counts_take_no_more_bits_than_they_need() -> None:
+    here = world("functional")  # counts of at most 2^20
+    here.reduce(Count())
+    assert next(m for m in here.sent if m["op"]["name"] == "secure-functional")["op"]["bits"] == 22
+
+
 def test_functional_keys_are_for_as_many_parties_as_the_run_says() -> None:
     here = world("functional", min_parties=4)
     here.gone = lambda op, party: party in (1, 2)

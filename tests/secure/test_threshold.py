@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from test_paillier import PUBLIC, P, Q
 
 from hansa.core.errors import DataError
+from hansa.secure import threshold
 from hansa.secure.primes import Stream
 from hansa.secure.threshold import MAX_SHARES, Dealing, Share, combine, deal, deal_with
 
@@ -98,6 +99,26 @@ def test_a_dealing_with_a_single_wrong_verification_key_is_refused(total: int, d
     wrong[place] = wrong[place] * dealing.base % dealing.key.square
     with pytest.raises(DataError, match="are inconsistent"):
         dataclasses.replace(dealing, checks=tuple(wrong)).check()
+
+
+@pytest.mark.parametrize("place", range(len(OWNERS)))
+def test_every_verification_key_is_checked(place: int) -> None:
+    wrong = list(DEALING.checks)
+    wrong[place] = wrong[place] * DEALING.base % KEY.square
+    with pytest.raises(DataError, match="are inconsistent"):
+        dataclasses.replace(DEALING, checks=tuple(wrong)).check()
+
+
+def test_both_primes_of_a_key_have_half_of_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    primes, asked = iter((P, P, Q)), list[int]()
+
+    def found(draws: Stream, bits: int) -> int:
+        asked.append(bits)
+        return next(primes)
+
+    monkeypatch.setattr(threshold, "safe_prime", found)
+    assert deal(2048, OWNERS, 3, Stream(b"shares"))[0].key.n == P * Q  # a prime that was drawn twice is drawn again
+    assert asked == [1024] * 3
 
 
 def test_a_dealing_whose_threshold_is_another_is_refused() -> None:

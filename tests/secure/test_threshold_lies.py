@@ -138,6 +138,14 @@ def test_one_partys_word_on_the_key_counts_for_nothing(total: int) -> None:
     assert here.rejected == {}
 
 
+@pytest.mark.parametrize(("silent", "again"), [((3, 4), RECALL), ((2, 3, 4), DEAL)])
+def test_a_key_is_used_again_if_just_enough_parties_know_it(silent: tuple[int, ...], again: str) -> None:
+    here = lying({party: {READY: lambda t: {**t, "name": torch.zeros_like(t["name"])}} for party in silent})
+    for _ in range(2):
+        here.reduce(Say())
+    assert here.asked[4:6] == [READY, again]
+
+
 def test_a_key_that_is_recalled_wrongly_is_taken_from_the_next_party() -> None:
     for name in ("key", "checks", "owners"):
         here = lying({0: {RECALL: swapped(name)}, 1: {RECALL: zeros(name)}})
