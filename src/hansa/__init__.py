@@ -30,9 +30,10 @@ _SECURE = ["hansa.secure", *(f"hansa.secure.{m}" for m in ("paillier_sum", "thre
 provide("secure", *_SECURE)
 provide("dp", "hansa.privacy")
 provide("finetune", "hansa.local.finetune")
+provide("metric", "hansa.metrics")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
 provide("op", "hansa.core.predictor", "hansa.core.delivery", "hansa.local.finetune", "hansa.algorithms",
-        "hansa.classical", "hansa.data", "hansa.select",
+        "hansa.classical", "hansa.data", "hansa.select", "hansa.metrics.measure",
         *_SECURE, "hansa.secure.routing", "hansa.privacy", "hansa.transforms")  # fmt: skip
 
 for _kind in ("algorithm", "local"):

@@ -100,6 +100,7 @@ def watch() -> Watch:
         simulate(privacy={"bound": 1.0})
         simulate(run={"compress": "int8"})
         simulate(run={"finetune": {"epochs": 1}})
+        simulate(run={"metrics": ["f1", {"name": "recall", "by": 0, "edges": [0]}]})
         for selector in ("power-of-choice", "weighted", "tiers"):
             simulate(run={"select": selector, "cohort": 0.75})
         plain = {name: value for name, value in TREE["task"].items() if name != "prepare"}

@@ -48,14 +48,15 @@ MAY_IMPORT = {
     "sklearn": {"core", "classical", "report", "run"},
     "net.transport": {"core", "ui"},
     "net.audit": {"core", "net.transport"},
-    "net.party": {"artifacts", "core", "data", "local", "transforms", "privacy", "experiment", "net.transport",
-                  "net.audit"},
-    "net.aggregator": {"core", "data", "experiment", "report", "run", "track", "ui", "net.transport", "net.audit"},
+    "net.party": {"artifacts", "core", "data", "local", "metrics", "transforms", "privacy", "experiment",
+                  "net.transport", "net.audit"},
+    "net.aggregator": {"core", "data", "experiment", "metrics", "report", "run", "track", "ui", "net.transport",
+                       "net.audit"},
     "net": {"core", "artifacts", "experiment", "net.transport", "net.audit", "net.aggregator"},
     "demo": {"core", "algorithms", "local", "models", "data", "artifacts", "report", "experiment", "run", "net",
              "net.aggregator"},
-    "testing": {"core", "algorithms", "experiment", "fusion", "local", "transforms", "privacy", "run", "sim", "net",
-                "net.aggregator"},
+    "testing": {"core", "algorithms", "experiment", "fusion", "local", "metrics", "transforms", "privacy", "run", "sim",
+                "net", "net.aggregator"},
 }  # fmt: skip
 EVERYTHING = {"cli"}  # commands, which use all other packages
 LEAN = {"core", "local", "fusion", "server", "select", "schedule", "transforms", "adversary", "sim"}

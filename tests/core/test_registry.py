@@ -22,7 +22,8 @@ from hansa.schedule import ExponentialDecay
 PARTS = [
     (kind, name) for kind in KINDS for name, part in registered(kind).items() if part.__module__.startswith("hansa.")
 ]  # not of tests
-GIVEN: dict[tuple[str, str], dict[str, Any]] = {("dp", "central"): {"sigma": 1.0}}  # one of several must be given
+GIVEN: dict[tuple[str, str], dict[str, Any]] = {("dp", "central"): {"sigma": 1.0},  # one of several must be given
+                                                ("metric", "function"): {"function": "my_module:cost"}}  # fmt: skip
 
 
 def needs_fields(cls: type[Part]) -> bool:

@@ -36,14 +36,19 @@ class SampleGateway:
     `train`, `statistics` and `describe` read training samples: to train a model, to answer with sums or losses, to
     describe the data. `match` reads ids. `evaluate` reads the party's own test samples. `admit` is called before every
     reading. This class admits all of them: it is the gateway of a simulated party. A deployed party has
-    `net.party.gateway.OwnerGateway`. `header` has the names of the columns: the target, then the features.
+    `net.party.gateway.OwnerGateway`. `header` has the names of the columns: the target, then the features. `before` has
+    the features of the test samples before their preparation, if it changed them. `least` is the fewest samples of a
+    group whose metrics the party tells.
     """
 
+    least = 0
+
     def __init__(self, train: Samples | TableRows, test: Samples | TableRows | None = None,
-                 header: tuple[str, ...] = ()) -> None:  # fmt: skip
+                 header: tuple[str, ...] = (), before: Tensor | None = None) -> None:  # fmt: skip
         self._train = TableRows(*train)
         self._test = None if test is None else TableRows(*test)
         self.header = header
+        self._before = before
 
     @property
     def n(self) -> int:
@@ -91,6 +96,20 @@ class SampleGateway:
         self.admit(purpose)
         return rows.x
 
+    def test_column(self, column: str | int) -> Tensor:
+        """A column of the test samples before their preparation, to evaluate by groups; a PartyError if it is unknown.
+
+        `column` is a name of the header, or the number of a feature from 0.
+        """
+        rows = self._tests()
+        self.admit("evaluate")
+        x = rows.x if self._before is None else self._before
+        names = self.header[1:]
+        at = column if isinstance(column, int) else names.index(column) if column in names else -1
+        if x.dim() != 2 or not 0 <= at < x.shape[1]:
+            raise PartyError(f"its samples have no column {column!r} to group them by")
+        return x[:, at]
+
     def test_ids(self, purpose: Purpose) -> Ids:
         """The ids of the test rows, as texts; none if the party has no test rows."""
         return self._read_ids(self._test, purpose) if self._test is not None else np.empty(0, dtype=np.str_)
@@ -123,6 +142,7 @@ class SampleGateway:
             raise PartyError("the preparation has numbers of another shape than its samples have")
         self._train = self._train._replace(x=function(self._train.x))
         if self._test is not None:
+            self._before = self._test.x if self._before is None else self._before
             self._test = self._test._replace(x=function(self._test.x))
 
     def copy(self) -> SampleGateway:
@@ -132,7 +152,8 @@ class SampleGateway:
             for rows in (self._train, self._test)
         )
         assert train is not None
-        return SampleGateway(train, test, self.header)
+        before = None if self._before is None else self._before.clone()
+        return SampleGateway(train, test, self.header, before)
 
     def digest(self) -> str:
         """A hash of the training samples, which never leaves the party."""

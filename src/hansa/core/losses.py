@@ -18,7 +18,7 @@ def _by_sample(values: Tensor) -> Tensor:
     return values if values.dim() == 1 else values.flatten(1).mean(1)
 
 
-def _aligned(output: Tensor, target: Tensor) -> Tensor:
+def aligned(output: Tensor, target: Tensor) -> Tensor:
     """The output in the shape of the target, without a last dimension of 1; never broadcast."""
     if output.dim() == target.dim() + 1 and output.shape[-1] == 1:
         output = output.squeeze(-1)
@@ -27,7 +27,7 @@ def _aligned(output: Tensor, target: Tensor) -> Tensor:
     return output
 
 
-def _like_outputs(output: Tensor, target: Tensor) -> Tensor:
+def like_outputs(output: Tensor, target: Tensor) -> Tensor:
     """The class numbers in the shape of the scores without their last dimension; never broadcast."""
     if output.dim() < 2 or output.shape[:-1].numel() != target.numel():
         raise ConfigError(f"the model's output {tuple(output.shape)} does not fit the targets {tuple(target.shape)}")
@@ -36,24 +36,24 @@ def _like_outputs(output: Tensor, target: Tensor) -> Tensor:
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy of logits [n, classes] or [n, ..., classes] with integer targets [n] or [n, ...]."""
-    target = _like_outputs(output, target)
+    target = like_outputs(output, target)
     values = F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
     return _by_sample(values.view(target.shape))
 
 
 def bce(output: Tensor, target: Tensor) -> Tensor:
     """Binary cross-entropy of a logit."""
-    return _by_sample(F.binary_cross_entropy_with_logits(_aligned(output, target), target, reduction="none"))
+    return _by_sample(F.binary_cross_entropy_with_logits(aligned(output, target), target, reduction="none"))
 
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
     """Squared error."""
-    return _by_sample((_aligned(output, target) - target) ** 2)
+    return _by_sample((aligned(output, target) - target) ** 2)
 
 
 def mae(output: Tensor, target: Tensor) -> Tensor:
     """Absolute error."""
-    return _by_sample((_aligned(output, target) - target).abs())
+    return _by_sample((aligned(output, target) - target).abs())
 
 
 LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "bce": bce, "mse": mse, "mae": mae}
@@ -103,12 +103,12 @@ def metrics(loss: str | Loss, output: Tensor, target: Tensor) -> dict[str, float
     out = {"loss": float(values.to(torch.float64).mean())}
     whole = not target.is_floating_point()
     if loss == "bce":
-        score = _aligned(output, target)
+        score = aligned(output, target)
         out["accuracy"] = float(((score > 0) == (target > 0.5)).double().mean())
         area = auc(score.flatten(), (target > 0.5).flatten())
         out |= {} if area is None else {"auc": area}
     elif loss == "cross_entropy" or (whole and output.shape[:-1].numel() == target.numel() and output.shape[-1] > 1):
-        target = _like_outputs(output, target)
+        target = like_outputs(output, target)
         out["accuracy"] = float((output.argmax(-1) == target).double().mean())
         if output.shape[-1] == 2 and target.numel() == len(target):
             area = auc((output[..., 1] - output[..., 0]).flatten(), target.flatten())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ class Predictor(Part):
 
     kind: ClassVar[str] = "predictor"
     personal: ClassVar[bool] = False  # whether each party has its own model, and there is no global one
+    gives: ClassVar[Literal["probabilities", "scores", "classes"]] = "probabilities"  # "classes": 0 and 1 alone
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         """The payload for one party, with the party's memory.

@@ -21,7 +21,7 @@ from hansa.core.errors import ConfigError, nearest
 
 KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adversary", "model", "dataset", "partition",
          "prepare", "predictor", "op", "schedule", "pace", "devices", "distribution", "availability",
-         "engine", "tracker", "secure", "dp", "finetune")  # fmt: skip
+         "engine", "tracker", "secure", "dp", "finetune", "metric")  # fmt: skip
 
 
 _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "selector", "dataset": "data set",
@@ -70,6 +70,7 @@ _parts: dict[str, dict[str, type[Part]]] = {kind: {} for kind in KINDS}
 _providers: dict[str, list[str]] = {kind: [] for kind in KINDS}
 Table = Mapping[str, Any]
 _nameless: dict[str, Callable[[Table], Table | None]] = {}  # how a table without a name is read, by kind
+_readers: dict[str, Callable[[Any], Any]] = {}  # how a value is read before it is a name or a table, by kind
 _refused: dict[tuple[str, str], str] = {}  # (kind, name): why the name is refused
 _loaded: set[str] = set()
 
@@ -109,6 +110,16 @@ def read_nameless(kind: str) -> Callable[[Callable[[Table], Table | None]], Call
 
     def add(read: Callable[[Table], Table | None]) -> Callable[[Table], Table | None]:
         _nameless[kind] = read
+        return read
+
+    return add
+
+
+def read_values(kind: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """Decorator: a function that turns a value of another form into a name, a table or a part; others stay."""
+
+    def add(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        _readers[kind] = read
         return read
 
     return add
@@ -199,6 +210,7 @@ def from_config(kind: str, value: Any, where: str, default: Part | None = None) 
 
     A mapping without a name changes fields of `default`.
     """
+    value = _readers[kind](value) if kind in _readers else value
     if isinstance(value, Part):
         if value.kind != kind:
             raise ConfigError(f"{where}: expected a {noun(kind)}, got the {noun(value.kind)} {value.name!r}")

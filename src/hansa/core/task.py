@@ -44,7 +44,7 @@ class Task:
     `models` are several models by name instead of one, for algorithms whose parties may train different architectures.
     `assigned` says which party trains which: a list of names that the parties take in turn, or the model of every party
     by the party's name; by default the parties take all models in turn. `public` are samples that every party sees: x,
-    or (x, y).
+    or (x, y). `columns` are the names of the features, by which metrics may group the samples.
     """
 
     model: Callable[[], nn.Module] | None = None
@@ -61,6 +61,7 @@ class Task:
     public: Any = None
     ids: Sequence[Any] | None = None
     test_ids: Sequence[Any] | None = None
+    columns: Sequence[str] | None = None
 
     def __repr__(self) -> str:
         """The task without its samples."""
@@ -140,6 +141,7 @@ class PartyShards:
             return f" of party {names[party] if names is not None else str(party)!r} (row {row - int(offsets[party])})"
 
         self.x, self.y = _fit(x, y, objective, where, prepared, owner)
+        self.before: Tensor | None = None  # the features before their preparation, of test samples
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -157,6 +159,10 @@ class PartyShards:
         """The samples of a party."""
         rows = slice(int(self.offsets[party]), int(self.offsets[party + 1]))
         return self.x[rows], self.y[rows]
+
+    def features_before(self, party: int) -> Tensor | None:
+        """The features of a party's samples before their preparation; None if it changed none."""
+        return None if self.before is None else self.before[int(self.offsets[party]) : int(self.offsets[party + 1])]
 
     def tensors(self) -> list[Tensor]:
         """All tensors of all parties, for a checksum."""
@@ -177,6 +183,7 @@ class Known:
     counted = False  # whether the number of classes was counted in the parties' targets, not declared
     models: PartyModels | None = None  # where the parties train several models
     public: PublicSamples | None = None
+    columns: tuple[str, ...] = ()  # the names of the features, if they are known
 
     def __init__(self, count: int, names: Sequence[str] | None, shape: tuple[int, ...], classes: int | None) -> None:
         self._count, self.shape, self.classes = count, shape, classes
@@ -194,8 +201,15 @@ class Known:
         prepared = task.prepare is not None
         self.test = self._central(task.test, objective, "test", prepared)
         self.trusted = self._central(task.trusted, objective, "trusted", prepared)
+        self.columns = self._named_columns(task.columns)
         if task.public is not None:
             self.public = self.publish(*split_public(task.public), objective, prepared)
+
+    def _named_columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
+        names = tuple(map(str, columns or ()))
+        if names and (len(self.shape) != 1 or len(names) != self.shape[0] or len(set(names)) < len(names)):
+            raise DataError(f"columns: expected one name for each feature of a sample of the shape {self.shape}")
+        return names
 
     def publish(self, x: Any, y: Any, objective: Objective, prepared: bool) -> PublicSamples:
         """Public samples as tensors that fit the objective; a DataError if they are not like the parties' samples."""
@@ -294,7 +308,10 @@ class Holdings(Known):
 
     def gateway(self, party: int) -> SampleGateway:
         """The gateway to the samples of a simulated party."""
-        return SampleGateway(self.train.of(party), None if self.tests is None else self.tests.of(party))
+        header = ("", *self.columns) if self.columns else ()
+        if self.tests is None:
+            return SampleGateway(self.train.of(party), None, header)
+        return SampleGateway(self.train.of(party), self.tests.of(party), header, self.tests.features_before(party))
 
 
 def tensor_of(values: Any, where: str) -> Tensor:

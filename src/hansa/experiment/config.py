@@ -13,7 +13,7 @@ from hansa.adversary import Adversary, adversaries, named
 from hansa.core.algorithm import Algorithm
 from hansa.core.columns import REFUSED
 from hansa.core.errors import ConfigError, nearest
-from hansa.core.functions import is_function
+from hansa.core.functions import is_function, load_function
 from hansa.core.party_models import check_choice, turn_of
 from hansa.core.registry import fill, from_config, nest, registered
 from hansa.core.task import Task
@@ -24,6 +24,7 @@ from hansa.experiment.checks import NO_ATTACKS, check_data, check_finetuning
 from hansa.experiment.column_tasks import make_column_task
 from hansa.experiment.settings import Run
 from hansa.experiment.tasks import make_task
+from hansa.metrics.function import functions
 from hansa.privacy import Privacy, privacy
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ class Experiment:
 
     def build_task(self, data: Data | None = None) -> Task:
         """Load the data (unless `data` has them), divide them among the parties, make the model."""
+        for reference in functions(self.run.metrics):
+            load_function(reference, "run.metrics", self.folder)
         return make_column_task(self, data) if self.algorithm.data == "columns" else make_task(self, data)
 
     def check_deployed(self) -> None:

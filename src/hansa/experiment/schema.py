@@ -210,9 +210,15 @@ class SchemaBuilder:
                           "anyOf": [adversary, {"type": "array", "items": adversary}]},
             "privacy": self.privacy(),
             "run": self.table(
-                Run, metric={"enum": known_metrics()}, own={"type": "object", "additionalProperties": parties}),
+                Run, metric=self.metric(), metrics={"type": "array", "items": self._or_function("metric")},
+                own={"type": "object", "additionalProperties": parties}),
             "track": self.track(),
         }  # fmt: skip
+
+    def metric(self) -> Schema:
+        """The name of a metric in results; a metric may have a label of the user's own."""
+        parts: list[Any] = [cls for name, cls in self.parts("metric").items() if name != "function"]
+        return {"anyOf": [{"enum": known_metrics(cls() for cls in parts)}, {"type": "string"}]}
 
     def _own(self) -> dict[str, Schema]:
         return {name: self.field(SGD, name) for name in field_types(SGD)}

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hansa.core.buffer_checks import variances
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.params import ParamSpec
+from hansa.core.registry import convert, registered
 from hansa.core.reply_checks import Rules
 from hansa.core.task import Holdings
 from hansa.local.finetune import FineTuning
-from hansa.metrics.names import known_metrics
+from hansa.metrics import names
+from hansa.metrics.function import distinct
+from hansa.metrics.metric import Metric
 from hansa.schedule import Fixed, Pace
 from hansa.select import Selector, Uniform
 from hansa.sim.clock import VirtualClock
@@ -42,7 +45,9 @@ class Run:
     updates, `compress_down` that by which the aggregator packs the models that it sends; by default none. `sums` says
     how replies are summed: "ordered" as float64 numbers in the order of the parties, "exact" as whole numbers, so that
     every grouping of the parties gives the same bits. `finetune` lets every party train the final model further, on its
-    own samples alone, after the last round.
+    own samples alone, after the last round. `metrics` are measured in each evaluation, beside the loss and the
+    accuracy: names, tables, or functions of your own; by default AUC, or errors of numbers. One that `metric` names is
+    measured too.
     """
 
     rounds: int = 10
@@ -58,6 +63,7 @@ class Run:
     compile: Literal["auto", "on", "off"] = "auto"
     eval_every: int = 1
     eval_parties: bool = True
+    metrics: tuple[Metric, ...] = ()
     target: float | None = None
     metric: str | None = None
     patience: int | None = None
@@ -116,8 +122,7 @@ class Run:
                 raise ConfigError(f"own.{party}: expected a table of lr, batch, epochs or steps, got {table!r}")
         object.__setattr__(self, "own", {str(party): dict(table) for party, table in self.own.items()})
         self.rules()
-        if self.metric is not None and self.metric not in known_metrics():
-            raise ConfigError(f"unknown metric {self.metric!r}{nearest(self.metric, known_metrics())}")
+        object.__setattr__(self, "metrics", measured(self.metrics, self.metric))
 
     def size(self, parties: int) -> int:
         """How many parties a round selects: max(floor(C * K), 1), or `cohort_size`."""
@@ -139,3 +144,27 @@ class Run:
         """The rules that replies must keep; with a model's `spec`, also for its buffers."""
         return Rules(self.quorum, self.min_cohort, self.max_norm, self.max_weight, self.reply_memory, self.max_stats,
                      () if spec is None else variances(spec), exact=self.sums == "exact")  # fmt: skip
+
+
+def measured(metrics: Any, metric: str | None, where: str = "") -> tuple[Metric, ...]:
+    """The metrics that a run measures by choice: those listed, and the one that it compares or stops by.
+
+    `where` is the table with both settings, for error messages.
+    """
+    listed: tuple[Metric, ...] = convert(metrics, tuple[Metric, ...], f"{where}metrics")
+    distinct(listed, f"{where}metrics")
+    names.describe(listed)
+    if metric is None or metric in names.known_metrics(listed):
+        return listed
+    parts = {part.key: part for part in _plain_metrics()}
+    names.describe(parts.values())
+    known = names.known_metrics((*listed, *parts.values()))
+    if metric not in known:
+        raise ConfigError(f"{where}metric: unknown metric {metric!r}{nearest(metric, known)}")
+    return (*listed, parts[names.plain_metric(metric)])
+
+
+def _plain_metrics() -> list[Metric]:
+    """The registered metrics that are single numbers and need no settings."""
+    classes: list[Any] = [cls for name, cls in registered("metric").items() if name != "function"]
+    return [cls() for cls in classes if cls.scalar]

@@ -40,7 +40,8 @@ def make_task(experiment: Experiment, data: Data | None = None) -> Task:
     outputs = outputs_of(made.loss, made.classes)
     model = make_model(table.model, table.dtype, experiment.folder, shape, outputs)
     return Task(model, made.loss, pairs, made.test, party_tests, made.names, made.classes, table.prepare, made.trusted,
-                make_models(table, experiment.folder, shape, outputs), table.assigned, made.public)  # fmt: skip
+                make_models(table, experiment.folder, shape, outputs), table.assigned, made.public,
+                columns=made.columns)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,7 @@ class TaskData:
     loss: str
     classes: int | None
     public: Any = None
+    columns: tuple[str, ...] = ()  # the names of the features
 
 
 def _from_files(experiment: Experiment) -> TaskData:
@@ -68,7 +70,7 @@ def _from_files(experiment: Experiment) -> TaskData:
     loss, classes = loss_and_classes(table.loss, table.classes or _classes(table, [y for _, y in pairs]))
     if loss == "cross_entropy" and table.classes is None:
         check_numbering({name: Labels.of(y) for name, (_, y) in zip(names, pairs, strict=True)})
-    return TaskData(pairs, names, test, trusted, loss, classes, public_samples(experiment, header))
+    return TaskData(pairs, names, test, trusted, loss, classes, public_samples(experiment, header), header[1:])
 
 
 def _from_dataset(experiment: Experiment, data: Data | None) -> TaskData:

@@ -1,38 +1,75 @@
-"""Names of metrics: direction, possible values, and which ones a run may stop on."""
+"""Names of metrics in results: direction, possible values, and which ones a run may stop on."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hansa.metrics.metric import Metric
 
 HIGHER_IS_BETTER = ("accuracy", "auc", "r2")
 OVER = ("mean", "worst_tenth", "spread", "variance")  # how a metric of each party becomes one number
 UNEVEN = ("_spread", "_variance")  # endings of metrics that tell how much parties differ
-METRICS = ("loss", "train_loss", "rmse", "mae", *HIGHER_IS_BETTER)
+METRICS = ("loss", "train_loss", "rmse", "mae", *HIGHER_IS_BETTER)  # those of every run
+
+
+class Described(NamedTuple):
+    """What a metric's name does not tell: its direction and its smallest and largest value."""
+
+    higher: bool
+    limits: tuple[float, float]
+
+
+# By name in results. A run describes its metrics when its settings are read, also where a study is loaded.
+_described = {
+    name: Described(name in HIGHER_IS_BETTER, limits)
+    for name, limits in {"accuracy": (0.0, 1.0), "auc": (0.0, 1.0), "r2": (-math.inf, 1.0)}.items()
+}
+
+
+def describe(metrics: Iterable[Metric]) -> None:
+    """Note the direction and the limits of metrics, by their names in results."""
+    for metric in metrics:
+        if metric.scalar and metric.by is None:
+            _described[metric.key] = Described(metric.higher, metric.limits)
+        elif metric.scalar:
+            _described[f"{metric.key}_gap"] = Described(False, (0.0, metric.limits[1] - metric.limits[0]))
 
 
 def plain_metric(metric: str) -> str:
     """The underlying metric of a mean, worst tenth, spread or variance over the parties."""
+    if metric in _described:
+        return metric
     of = metric.removeprefix("party_")
     for how in OVER:
-        of = of.removesuffix(f"_{how}")
+        if of not in _described:
+            of = of.removesuffix(f"_{how}")
     return of
 
 
 def higher_is_better(metric: str) -> bool:
     """Whether higher values of a metric, or of its mean or worst tenth over the parties, are better."""
-    return plain_metric(metric) in HIGHER_IS_BETTER and not metric.endswith(UNEVEN)
+    described = _described.get(plain_metric(metric))
+    return described is not None and described.higher and not _uneven(metric)
 
 
 def possible_values(metric: str) -> tuple[float, float]:
     """The smallest and largest possible value of a metric."""
-    if metric.endswith(UNEVEN):
-        return 0.0, math.inf
-    return {"accuracy": (0.0, 1.0), "auc": (0.0, 1.0), "r2": (-math.inf, 1.0)}.get(
-        plain_metric(metric), (0.0, math.inf)
-    )
+    described = _described.get(plain_metric(metric))
+    return (0.0, math.inf) if described is None or _uneven(metric) else described.limits
 
 
-def known_metrics() -> list[str]:
-    """The names a run may stop on."""
-    over = [f"party_{m}_{how}" for m in METRICS if m != "train_loss" for how in OVER]
-    return [*METRICS, *over]
+def _uneven(metric: str) -> bool:
+    return metric not in _described and metric.endswith(UNEVEN)
+
+
+def single_numbers(metrics: Iterable[Metric]) -> list[str]:
+    """The names in results of metrics that are single numbers; of metrics by group, those of their gaps."""
+    return [metric.key if metric.by is None else f"{metric.key}_gap" for metric in metrics if metric.scalar]
+
+
+def known_metrics(metrics: Iterable[Metric] = ()) -> list[str]:
+    """The names a run with these metrics may stop on."""
+    names = list(dict.fromkeys((*METRICS, *single_numbers(metrics))))
+    return [*names, *(f"party_{m}_{how}" for m in names if m != "train_loss" for how in OVER)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PARTIES = "parties"  # key of each party's own metrics in a metrics line
 APART = ("rounds", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "empty_rounds",
-         "problem", "finetuned")  # fmt: skip
+         "problem", "finetuned", "combined")  # fmt: skip
 LATEST = (
     "train_loss",
     "epsilon",
@@ -108,7 +108,7 @@ def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         if value is not None:
             label = "AUC" if name == "auc" else name.replace("_", " ")
             rows.append((label, _number(value) if isinstance(value, float) else str(value)))
-    rows += tuned_rows(summary.get("finetuned"))
+    rows += tuned_rows(summary.get("finetuned")) + combined_rows(summary.get("combined"))
     rows.append(("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}"))
     rows.append(("seconds", f"{summary['seconds']:.1f}"))
     if summary.get("simulated_seconds") is not None:
@@ -128,6 +128,14 @@ def tuned_rows(tuned: Mapping[str, Any] | None) -> list[tuple[str, str]]:
             label = f"{name.replace('_', ' ')}, fine-tuned"
             rows.append((label, f"{_number(after[name])} (before {_number(before[name])})"))
     return rows
+
+
+def combined_rows(combined: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    """One row for each way in which chosen metrics combine over the parties."""
+    by_way: dict[str, list[str]] = {}
+    for metric, way in (combined or {}).items():
+        by_way.setdefault(way, []).append(metric.replace("_", " "))
+    return [(", ".join(metrics), way) for way, metrics in by_way.items()]
 
 
 def _number(value: float) -> str:

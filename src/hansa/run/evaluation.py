@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
@@ -12,19 +13,24 @@ import torch
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.ask import Gathered, Reduced
 from hansa.core.determinism import threads
-from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted
+from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, nearest
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Payload
 from hansa.core.predictor import Evaluate, evaluate
-from hansa.core.registry import lookup
+from hansa.core.registry import build, lookup
 from hansa.core.runtime import Abort, Attend, Request
-from hansa.core.task import Pair
+from hansa.core.task import Known, Pair, PartyShards
 from hansa.core.trusted import Trusted
+from hansa.metrics.function import functions, loaded
+from hansa.metrics.measure import Measure
+from hansa.metrics.metric import HOW, Metric
+from hansa.metrics.predictions import Predictions
 from hansa.run import party_fields
 from hansa.run.exchanges import Exchanges
 
 log = logging.getLogger("hansa")
+FOUND = 20  # most values of a column that become groups by themselves
 Metrics = Generator[Request, Any, dict[str, Any]]
 
 
@@ -45,6 +51,8 @@ class Evaluation:
     probe: tuple[torch.Tensor, torch.Tensor] | None
     personal: bool = False  # whether each party has a model of its own
     trusted: Trusted | None = None
+    chosen: Measure | None = None  # the metrics of `run.metrics`
+    before: torch.Tensor | None = None  # the features of the test set, before their preparation
 
     def check(self, state: State, private: bool = False) -> None:
         """Refuse stopping rules on a metric if nothing can be evaluated.
@@ -69,10 +77,35 @@ class Evaluation:
         if stops and not central and not self._joint and (holdings.tests is None or not run.eval_parties):
             hint = f"; {self.algorithm.name} has no single model to test" if self.personal else ""
             raise ConfigError(f"target and patience need a test set: give the task one, or each party its own{hint}")
+        if run.metrics:
+            self._check_measured(central)
+            predicts = lookup("predictor", self.algorithm.predictor(state)[0]).gives  # type: ignore[attr-defined]
+            self.chosen = choose(run.metrics, self.objective, holdings, self.test, predicts)
+
+    def _check_measured(self, central: bool) -> None:
+        """Refuse chosen metrics that nobody would measure."""
+        if self.exchanges.holdings.layout is not None:
+            raise ConfigError(
+                f"run.metrics: the parties hold different columns, so the metrics are those of {self.algorithm.name} "
+                "(Algorithm.evaluate); leave run.metrics out"
+            )
+        if not central and not self.at_parties:
+            raise ConfigError(
+                "run.metrics needs test samples: give the task a test set, or each party its own (task.party_test) "
+                "with run.eval_parties"
+            )
+
+    @property
+    def combined(self) -> dict[str, str]:
+        """How each metric that was chosen combines over the parties."""
+        if self.chosen is None or not self.at_parties or (self.test is not None and not self.personal):
+            return {}
+        return {metric.key: HOW[metric.combines] for metric in self.chosen.metrics}
 
     def prepare(self, op: DataOp, payload: Payload) -> None:
         """Prepare the aggregator's test samples as the parties prepare theirs."""
         if self.test is not None:
+            self.before = self.test[0]
             self.test = (op.transform(self.test[0], payload), self.test[1])
         if self.probe is not None:
             self.probe = (op.transform(self.probe[0], payload), self.probe[1])
@@ -140,13 +173,23 @@ class Evaluation:
         """The metrics on the aggregator's test set."""
         try:
             with threads(self.threads):
-                metrics = dict(evaluate(predictor, self.objective, payload, *test))
+                metrics = self._measured_centrally(test, predictor, payload)
                 if self.probe is not None:
                     attack = evaluate(predictor, self.objective, payload, *self.probe)
                     metrics |= {"attack_success": attack["accuracy"]} if "accuracy" in attack else {}
         except (RuntimeError, ValueError, IndexError) as error:
             raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
         return metrics
+
+    def _measured_centrally(self, test: Pair, predictor: str, payload: Payload) -> dict[str, Any]:
+        if self.chosen is None:
+            return dict(evaluate(predictor, self.objective, payload, *test))
+        x, y = test
+        output = build("predictor", predictor).outputs(self.objective, payload, x)
+        predictions = Predictions.of(self.objective.loss, output, y, self.chosen.classes)
+        features = x if self.before is None else self.before
+        columns = self.exchanges.holdings.columns
+        return self.chosen.at_once(predictions, lambda by: features[:, position(by, columns, features.shape[1:])])
 
     def over_parties(self, round: int, predictor: str, payload: Payload, phase: str = "evaluate",
                      only: Collection[int] | None = None) -> Metrics:  # fmt: skip
@@ -162,13 +205,17 @@ class Evaluation:
             present = yield Attend(round, 0, f"{phase}-present")
             tested = sorted(set(tested) & set(present))
 
+        chosen = None if self.chosen is None else dataclasses.replace(self.chosen, predictor=predictor)
+        op = Evaluate(predictor) if chosen is None else chosen
+
         async def ask(fed: Federation) -> Gathered | Reduced:
             if not self.hides:
-                return await fed.gather(Evaluate(predictor), payload, parties=asked)
+                return await fed.gather(op, payload, parties=asked)
             if len(tested) < 2:
                 raise RoundAborted(f"{len(tested)} parties have test samples; a secure sum needs at least 2")
             drawn = fed.rng("evaluate").permutation(len(tested))[: fed.cohort_size]
-            return await fed.reduce(Evaluate(predictor), payload, parties=[tested[int(k)] for k in drawn])
+            parties = [tested[int(k)] for k in drawn]
+            return await fed.reduce(op, payload, parties=parties, uniform=chosen is not None)
 
         try:
             answers: Gathered | Reduced = yield from self.exchanges.outside(round, phase, ask)
@@ -181,11 +228,77 @@ class Evaluation:
             return self._summed(answers)
         if only is not None:
             answers = party_fields.of_parties(answers, only)
-        return party_fields.over_parties(answers, self.exchanges.run.min_cohort, self.exchanges.holdings.name)
+        least, name = self.exchanges.run.min_cohort, self.exchanges.holdings.name
+        if chosen is None:
+            return party_fields.over_parties(answers, least, name)
+        return party_fields.counted_over_parties(chosen, answers, least, name)
 
     def _summed(self, answers: Reduced) -> dict[str, Any]:
         """The metrics of a secure sum, and whether one that must be there is missing."""
+        if self.chosen is not None:
+            wrong_counts = self.chosen.fault(answers.sums)
+            values = self.chosen.results(answers.sums) if wrong_counts is None else {}
+            reason = f"the parties' numbers add up to no metrics: {wrong_counts}"
+            hides = {"hidden": "a secure sum hides the metrics of each party"}
+            return {**values, **hides, **({} if wrong_counts is None else {"unmeasured": reason})}
         expected = {"loss", "accuracy"} if self.objective.loss in ("cross_entropy", "bce") else {"loss"}
         wrong = {"unmeasured": "the parties' numbers add up to no metrics: a party sent wrong numbers"}
         hidden = {"hidden": "a secure sum hides the metrics of each party"}
         return {**answers.metrics, **hidden, **(wrong if expected - set(answers.metrics) else {})}
+
+
+def choose(metrics: Sequence[Metric], objective: Objective, holdings: Known, test: Pair | None,
+           predicts: str) -> Measure:  # fmt: skip
+    """The op that measures the loss, the accuracy of classes and the chosen metrics; a ConfigError for a wrong one.
+
+    `predicts` is what the model gives (`Predictor.gives`). In a simulation, values of columns become groups.
+    """
+    classes = 2 if objective.loss == "bce" else holdings.classes or 0
+    for reference in functions(tuple(metrics)):
+        loaded(reference)
+    fitted = []
+    for metric in metrics:
+        try:
+            metric.check(predicts, classes)
+            fitted.append(metric if metric.by is None else _grouped(metric, holdings, test))
+        except ConfigError as error:
+            raise ConfigError(f"run.metrics: {error}") from None
+    usual = ["loss", *(["accuracy"] if classes else [])]
+    keys = {metric.key for metric in fitted}
+    return Measure(metrics=(*(build("metric", name) for name in usual if name not in keys), *fitted), classes=classes)
+
+
+def _grouped(metric: Metric, holdings: Known, test: Pair | None) -> Metric:
+    """A metric by groups of a column that exists, with the values of the column if the samples are here."""
+    assert metric.by is not None
+    at = position(metric.by, holdings.columns, holdings.shape)
+    if metric.groups or metric.edges:
+        return metric
+    here = [holdings.tests.x] if isinstance(holdings.tests, PartyShards) else []
+    here += [] if test is None else [test[0]]
+    if not isinstance(holdings.tests, PartyShards) and holdings.tests is not None:
+        raise ConfigError(
+            f"{metric.name} by {metric.by!r}: the parties do not tell the values of a column; list them, as in "
+            "groups = [0, 1], or edges between them"
+        )
+    values = torch.cat([x[:, at].cpu() for x in here]).double()
+    found = torch.unique(values[values.isfinite()]).tolist()
+    if not 0 < len(found) <= FOUND:
+        raise ConfigError(
+            f"{metric.name} by {metric.by!r}: the column has {len(found)} values, and a group for each of at most "
+            f"{FOUND} is made; give edges between groups, as in edges = [{found[len(found) // 2] if found else 0:g}]"
+        )
+    return dataclasses.replace(metric, groups=tuple(found))
+
+
+def position(column: str | int, columns: Sequence[str], shape: Sequence[int]) -> int:
+    """The number of a column of samples of this shape; a ConfigError if there is no such column."""
+    if len(shape) != 1:
+        raise ConfigError(f"by = {column!r}: samples of the shape {tuple(shape)} have no columns; leave by out")
+    if isinstance(column, str) and column not in columns:
+        hint = nearest(column, columns) if columns else "; the columns have no names here, so give a number from 0"
+        raise ConfigError(f"by = {column!r}: there is no such column{hint}")
+    at = columns.index(column) if isinstance(column, str) else column
+    if not 0 <= at < shape[0]:
+        raise ConfigError(f"by = {at}: the columns are numbered from 0 to {shape[0] - 1}")
+    return at

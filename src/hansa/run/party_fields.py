@@ -12,6 +12,7 @@ from hansa.core.budget import finite
 from hansa.core.federation import Finding, Grouping
 from hansa.core.op import Reply
 from hansa.core.round_record import LISTED, Record, without_numbers
+from hansa.metrics.measure import Measure
 from hansa.metrics.names import higher_is_better
 
 WORST = 20  # parties that a metrics line lists of more than LISTED
@@ -116,6 +117,27 @@ def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:
         own.sort(key=lambda pair: (-_loss(pair[1]), pair[0]))
         out["worst_parties"] = {name(party): reply.metrics for party, reply in own[:WORST]}
     return out
+
+
+def counted_over_parties(measure: Measure, answers: Gathered, least: int, name: Name) -> dict[str, Any]:
+    """As `over_parties`, for chosen metrics: those of all test samples together follow from the summed counts.
+
+    A reply with impossible counts is left out, and named.
+    """
+    faults = {
+        party: measure.fault(reply.tensors) for party, reply in zip(answers.parties, answers.replies, strict=True)
+    }
+    answers = of_parties(answers, [party for party, why in faults.items() if why is None])
+    rejected = {name(party): why if least == 1 else without_numbers(why) for party, why in faults.items() if why}
+    out: dict[str, Any] = {"miscounted": rejected} if rejected else {}
+    if len(answers.replies) < max(1, least):
+        return out | {"unmeasured": f"{len(answers.replies)} parties have sent usable counts"}
+    own = [dataclasses.replace(reply, metrics=measure.numbers(reply.tensors)) for reply in answers.replies]
+    counts, parties = measure.joined(answers.replies)
+    over = over_parties(dataclasses.replace(answers, replies=tuple(own)), least, name)
+    means = [metric.key for metric in measure.metrics if metric.scalar]
+    kept = {key: value for key, value in over.items() if key not in means}
+    return out | kept | measure.results(counts, parties, least)
 
 
 def _loss(reply: Reply) -> float:

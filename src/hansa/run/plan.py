@@ -59,7 +59,8 @@ def describe(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment
 def run_settings(run: Run) -> dict[str, Any]:
     """The settings of a run as plain data."""
     settings = {f.name: getattr(run, f.name) for f in dataclasses.fields(run)}
-    return settings | {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
+    settings |= {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
+    return settings | {"metrics": [to_config(metric) for metric in run.metrics]}
 
 
 def check_same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> None:

@@ -118,6 +118,7 @@ class Result(Displayed):
             "seconds": round(progress.seconds, 3), "stopped": progress.stopped,
             "run_dir": None if self.run_dir is None else str(self.run_dir),
             **({} if self.training.finetuned is None else {"finetuned": self.training.finetuned}),
+            **({} if not self.training.evaluation.combined else {"combined": self.training.evaluation.combined}),
         }  # fmt: skip
 
     def saved_model(self) -> dict[str, Any]:

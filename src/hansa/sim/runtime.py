@@ -240,6 +240,8 @@ class Simulation:
             return combine(ask, ((p, self._prepare_columns(ask, holdings, p)) for p in ask.parties), self.rules,
                            self._record)  # fmt: skip
         shards = [holdings.train] + ([holdings.tests] if holdings.tests is not None else [])
+        if holdings.tests is not None and holdings.tests.before is None:
+            holdings.tests.before = holdings.tests.x
         for shard in shards:
             shard.x = ask.op.transform(shard.x, ask.payload)
         if holdings.public is not None:

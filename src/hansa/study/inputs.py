@@ -22,6 +22,7 @@ from hansa.core.errors import ConfigError, HansaError
 from hansa.core.functions import is_function, load_function
 from hansa.core.registry import Part, from_config
 from hansa.experiment.config import Experiment
+from hansa.metrics.function import functions
 
 MAIN = "__main__"  # a script or a notebook
 CHUNK = 2**20
@@ -57,8 +58,8 @@ def parts_of(value: Any) -> Iterator[Part]:
 def functions_of(experiment: Experiment) -> list[str]:
     """The functions that an experiment names, as "module:function"."""
     task = experiment.task
-    return [str(reference) for reference in (task.dataset, *task.named_models.values(), task.public)
-            if is_function(reference)]  # fmt: skip
+    named = (task.dataset, *task.named_models.values(), task.public, *functions(experiment.run.metrics))
+    return [str(reference) for reference in named if is_function(reference)]
 
 
 def modules_of(experiment: Experiment) -> set[str]:

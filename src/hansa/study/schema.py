@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hansa.experiment.schema import Schema, SchemaBuilder, name_keys, with_name
-from hansa.metrics.names import known_metrics
 from hansa.study.spec import KEYS
 
 COUNT = {"type": "integer", "minimum": 1}
@@ -40,7 +39,7 @@ def study_table(builder: SchemaBuilder) -> Schema:
         "grid": {**FIELDS, "description": "Fields to vary: every combination of their values is run."},
         "seeds": {**seeds, "description": "Number of seeds, or the seeds themselves.", "default": 1},
         "target": {"type": "number", "description": "Metric value for the rounds-to-target column."},
-        "metric": {"enum": known_metrics(), "description": "Metric of the comparison. Default: accuracy or loss."},
+        "metric": {**builder.metric(), "description": "Metric of the comparison. Default: accuracy or loss."},
         "tune": {**FIELDS, "description": "Fields to tune first, and the values to try."},
         "tune_seeds": {**COUNT, "description": "Number of seeds for tuning.", "default": 1},
         "jobs": {**COUNT, "description": "Number of runs in parallel. Default: one per core."},

@@ -15,7 +15,7 @@ from hansa.adversary import named
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.registry import lookup, nest, registered
 from hansa.experiment.config import TABLES, merge, read_toml
-from hansa.metrics.names import known_metrics
+from hansa.experiment.settings import measured
 from hansa.study.cell import Cell
 from hansa.track.tracker import Tracker, trackers
 
@@ -144,8 +144,8 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
     run = tree.get("run", {})
     target = _number(options.get("target", run.get("target")), "target")
     metric = options.get("metric", run.get("metric"))
-    if metric is not None and metric not in known_metrics():
-        raise ConfigError(f"study.metric: unknown metric {metric!r}{nearest(str(metric), known_metrics())}")
+    if metric is not None:
+        measured(run.get("metrics", ()), str(metric), "study.")
     algorithms = _axis("algorithm", options.get("algorithms"), tree.get("algorithm"))
     study = Study(
         str(options.get("name", name)), {**tree, "study": dict(options)}, algorithms,

@@ -31,6 +31,7 @@ from hansa.testing.experiments import (
     same_bits,
 )
 from hansa.testing.fusions import check_fusion
+from hansa.testing.metrics import check_metric
 from hansa.testing.open_sizes import check_open_sizes
 from hansa.testing.pools import PARTY_COMMAND, NetworkPool, PartyPool, history_on, party_columns, party_samples, run_on
 from hansa.testing.solvers import check_solver
@@ -49,6 +50,7 @@ __all__ = [
     "check_engine",
     "check_engines",
     "check_fusion",
+    "check_metric",
     "check_missing_party",
     "check_network",
     "check_open_sizes",

@@ -24,7 +24,7 @@ from hansa.core.crash_points import reach
 from hansa.core.errors import ConfigError, DataError, HansaError, RoundAborted
 from hansa.core.objective import Objective
 from hansa.core.party_models import task_models
-from hansa.core.registry import Part, to_config
+from hansa.core.registry import to_config
 from hansa.core.runtime import Abort, Attend, Request, complete
 from hansa.core.task import Known, Task
 from hansa.data.describe import Description
@@ -38,6 +38,7 @@ from hansa.net.aggregator.runtime import NetworkRuntime, Stopped
 from hansa.net.transport.wire import Order
 from hansa.report.diagnosis import grouped, rejected_rounds
 from hansa.run.loop import Training
+from hansa.run.plan import run_settings
 from hansa.run.result import Result
 
 if TYPE_CHECKING:
@@ -119,10 +120,9 @@ class Job:
 
     def _record(self) -> dict[str, Any]:
         """The job as trackers are told of it."""
-        settings = {f.name: getattr(self.experiment.run, f.name) for f in dataclasses.fields(self.experiment.run)}
-        settings |= {name: to_config(value) for name, value in settings.items() if isinstance(value, Part)}
         return {
-            "hansa": hansa.__version__, "algorithm": to_config(self.experiment.algorithm), "run": settings,
+            "hansa": hansa.__version__, "algorithm": to_config(self.experiment.algorithm),
+            "run": run_settings(self.experiment.run),
             "plan": {"torch": torch.__version__, "engine": "network"}, "adversary": [],
             "experiment": {"tree": self.order.experiment, "folder": ".", "name": self.order.name},
             "privacy": self.experiment.privacy.tree(),
@@ -176,7 +176,8 @@ class Job:
             aggregator_samples(central, kind, data.header) for kind in ("test", "trusted", "public")
         )
         task = Task(model, loss, test=test, classes=classes, prepare=table.prepare, trusted=trusted, models=models,
-                    assigned=table.assigned, public=public)  # fmt: skip
+                    assigned=table.assigned, public=public,
+                    columns=data.header[1:] if len(data.header) > 1 else None)  # fmt: skip
         if data.missing and table.prepare is None:
             raise ConfigError("the parties' features have missing values; set task.prepare = 'standardise'")
         self.runtime.task = {

@@ -12,6 +12,7 @@ from hansa.core.task import Known
 from hansa.experiment.checks import check_settings
 from hansa.experiment.config import Experiment, parse
 from hansa.experiment.local_work import LocalWork
+from hansa.metrics.function import functions as metric_functions
 from hansa.net.transport.wire import Order
 
 
@@ -29,6 +30,11 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
     for where, model in experiment.task.named_models.items():
         if is_function(model) and model not in functions:
             raise ConfigError(f"{where}: the function {model!r} is not among serve.functions of federation.toml")
+    for reference in metric_functions(experiment.run.metrics):
+        if reference not in functions:
+            raise ConfigError(
+                f"run.metrics: the function {reference!r} is not among serve.functions of federation.toml"
+            )
     run, count = experiment.run, len(parties)
     LocalWork(run, experiment.algorithm, Known(count, parties, (), None))
     trusted = 0 if experiment.task.trusted is None else 1

@@ -9,12 +9,16 @@ would not be enough, since the aggregator names the jobs.
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, unwrap
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build
+from hansa.metrics.measure import Measure
 
 
 def evaluates(op: Op) -> bool:
@@ -47,6 +51,11 @@ def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
 class Evaluations:
     """The table `[evaluate]`: the fewest test samples, and the most evaluations per job and over all jobs.
 
+    `numbers` is the most numbers of an evaluation with chosen metrics: the counts of a confusion matrix, or of scores
+    in bins, tell more than a mean. `groups` has the columns that test samples may be grouped by, with their groups; by
+    groups of the aggregator's choice, the difference of two groupings would be a single sample. `min_samples` applies
+    to each group too.
+
     With a privacy floor, missing values are those of `FLOORED`. Without one they are unlimited: then the aggregator
     sees every update, which reveals more than a metric.
     """
@@ -54,11 +63,15 @@ class Evaluations:
     min_samples: int | None = None
     per_job: int | None = None
     total: int | None = None
+    numbers: int | None = None
+    groups: dict | None = None  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
+        for column, groups in (self.groups or {}).items():
+            _groups_of(column, groups)
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and value < 0:
+            if isinstance(value, int) and value < 0:
                 raise ConfigError(f"evaluate.{field.name} must not be negative, got {value}")
 
     def under(self, floor: bool) -> Evaluations:
@@ -71,6 +84,9 @@ class Evaluations:
 
     def refuses(self, op: Op, tests: int | None) -> str | None:
         """Why a party with that number of test samples refuses to evaluate on them, or None."""
+        inner = unwrap(op)[1]
+        if isinstance(inner, Measure) and (refused := self._refuses_metrics(inner)) is not None:
+            return refused
         if not evaluates(op) or self.min_samples is None or tests is None:
             return None
         if 0 < tests < self.min_samples:
@@ -80,5 +96,36 @@ class Evaluations:
             )
         return None
 
+    def _refuses_metrics(self, op: Measure) -> str | None:
+        """Why a party refuses chosen metrics, or None."""
+        count = sum(math.prod(sizes) for sizes, _ in op.expects({}).values())  # type: ignore[arg-type]
+        if self.numbers is not None and count > self.numbers:
+            return (
+                f"its policy allows {self.numbers} numbers per evaluation, and these metrics have {count}; choose "
+                "fewer metrics, bins or groups, or see evaluate.numbers in party.toml"
+            )
+        for metric in op.metrics:
+            if metric.by is None or self.groups is None:
+                continue
+            allowed = self.groups.get(str(metric.by))
+            if allowed is None or _groups_of(str(metric.by), allowed) != (metric.groups, metric.edges):
+                return (
+                    f"its policy does not let jobs group its test samples by {metric.by!r} in this way; see "
+                    "evaluate.groups in party.toml"
+                )
+        return None
 
-FLOORED = Evaluations(min_samples=20, per_job=100, total=1000)
+
+def _groups_of(column: str, groups: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The values and the edges of the groups of a column in a policy."""
+    edges = groups.get("edges") if isinstance(groups, Mapping) and set(groups) == {"edges"} else None
+    values = groups if edges is None else edges
+    if not isinstance(values, list) or not values or not all(type(v) in (int, float) for v in values):
+        raise ConfigError(
+            f"evaluate.groups: {column!r} needs a list of values such as [0, 1], or a table {{ edges = [40, 60] }}"
+        )
+    numbers = tuple(map(float, values))
+    return (numbers, ()) if edges is None else ((), numbers)
+
+
+FLOORED = Evaluations(min_samples=20, per_job=100, total=1000, numbers=200, groups={})

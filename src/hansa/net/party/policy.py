@@ -23,6 +23,8 @@ from hansa.core.registry import Part, field_types, fill, from_config
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import FineTune, FineTunedPredictor
 from hansa.local.solver import WORK, LocalSolver
+from hansa.metrics.function import functions
+from hansa.metrics.measure import Measure
 from hansa.net.party.evaluations import Evaluations, evaluates
 from hansa.net.party.workload import Workload
 from hansa.net.transport.wire import Blob, Work
@@ -61,6 +63,10 @@ TOML = """\
 # min_samples = 20   # the fewest test samples for an evaluation
 # per_job = 100      # evaluations per job
 # total = 1000       # evaluations over all jobs
+# numbers = 200      # the most numbers of an evaluation: metrics, classes, bins and groups (without a floor: any)
+# groups = { sex = [0, 1], age = { edges = [40, 60] } }   # columns that jobs may group test samples by, and into which
+#                    # groups; with a floor none, without one any. A party with a group of fewer than min_samples test
+#                    # samples tells nothing of the groups of that column
 
 # [limits]           # the most work per ask
 # epochs = 10000
@@ -303,6 +309,9 @@ class Policy:
             if part.name != PACKED and not _matches(part.name, self.ops):
                 kind = "transform" if isinstance(part, Transform) else "op"
                 return f"its policy does not accept the {kind} {part.name!r}"
+            unknown = [name for name in _functions(part) if name not in self.functions]
+            if unknown:
+                return f"its policy does not allow the function {unknown[0]!r}"
         if self.peers and isinstance(op, Op) and op.name.startswith("secure-") and not _signed(op):
             return (
                 f"its policy names its peers (peers in party.toml), and {op.name!r} is not part of a sum with "
@@ -351,6 +360,11 @@ class Policy:
         if "epochs" in own and "steps" not in own and inner.has("steps"):
             own["steps"] = None  # steps would override epochs
         return {**payload, "work": {**payload.get("work", {}), **own}}
+
+
+def _functions(op: Part) -> list[str]:
+    """The functions of the metrics of an op."""
+    return functions(op.metrics) if isinstance(op, Measure) else []
 
 
 def _signed(op: Op) -> bool:

@@ -200,7 +200,8 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         public = None
         if "public" in task:
             public = known.publish(*public_of(task["public"]), objective, task["prepared"])
-        return Party(number, objective, SampleGateway(held, own), task["seed"], public=public)
+        names = task_header if len(task_header) > 1 else header
+        return Party(number, objective, SampleGateway(held, own, names), task["seed"], public=public)
 
     return prepare
 

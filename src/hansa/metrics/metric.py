@@ -1,0 +1,154 @@
+"""The base of metrics: numbers that add up over parties, and the value that follows from their sum.
+
+A metric never sees the samples of two parties at once. Each party counts on its own test samples (`counts`), the
+counts are summed, in the clear or in a secure sum, and `value` makes the metric of the sum. So the F1 of a federation
+is that of all test samples together, and not a mean of F1s. `combines` says how good the result is: "exact"; "binned"
+(scores are counted in bins, so that their order within a bin is lost); or "mean" (of the parties' own values, weighted
+by their test samples), where counts do not exist.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import ConfigError, DataError
+from hansa.core.metric_ranges import Range
+from hansa.core.registry import Part
+from hansa.metrics.predictions import Predictions
+
+Takes = Literal["any", "classes", "scores", "probabilities", "numbers"]  # what a model must give
+Combines = Literal["exact", "binned", "mean"]
+HOW = {
+    "exact": "exact over all test samples: the parties' counts are summed",
+    "binned": "over all test samples, with scores counted in bins",
+    "mean": "mean over the parties, weighted by their test samples",
+}
+LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+GROUPS = 100  # most groups of a metric
+
+
+@dataclass(frozen=True)
+class Metric(Part):
+    """Base of metrics. Subclasses are frozen dataclasses.
+
+    `label` is the name of the metric in results; by default that of the part. With `by`, the name or number of a
+    column, the metric is computed for each group of samples, and its largest gap between groups. `groups` lists the
+    values of the column that make the groups; `edges` are rising limits between groups instead, for numbers such as an
+    age. A simulation finds the values itself if both are left out.
+    """
+
+    kind: ClassVar[str] = "metric"
+    takes: ClassVar[Takes] = "any"
+    higher: ClassVar[bool] = True  # whether higher values are better
+    limits: ClassVar[Range] = (0.0, 1.0)  # the smallest and largest value
+    combines: ClassVar[Combines] = "exact"
+    scalar: ClassVar[bool] = True  # whether the value is one number; else it is a list or table of numbers
+
+    label: str | None = None
+    by: str | int | None = None
+    groups: tuple[float, ...] = ()
+    edges: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.label is not None and not LABEL.fullmatch(self.label):
+            raise ConfigError(f"label must be a name of letters, digits and underscores, got {self.label!r}")
+        if self.by is None and (self.groups or self.edges):
+            raise ConfigError("groups and edges divide the samples by a column; name it, as in by = 'sex'")
+        if self.by is None:
+            return
+        if not self.scalar:
+            raise ConfigError(f"{self.name} is more than one number, so it has no gap between groups; leave by out")
+        if self.groups and self.edges:
+            raise ConfigError("groups lists values and edges lists limits between groups; leave one of them out")
+        if list(self.edges) != sorted(set(self.edges)) or len(set(self.groups)) < len(self.groups):
+            raise ConfigError("edges must rise, and groups must not name a value twice")
+        if len(self.groups) > GROUPS or len(self.edges) >= GROUPS:
+            raise ConfigError(f"a metric has at most {GROUPS} groups")
+
+    @property
+    def key(self) -> str:
+        """The name of the metric in results."""
+        key = self.label or self.name.replace("-", "_")
+        return key if self.by is None else f"{key}_by_{re.sub(r'[^A-Za-z0-9]+', '_', str(self.by))}"
+
+    @property
+    def counted(self) -> str:
+        """The name of the counts. Metrics of the same name share them, and they are sent once."""
+        raise TypeError(f"the metric {self.name!r} does not define counted")
+
+    def shape(self, classes: int) -> tuple[int, ...]:
+        """The shape of the counts; `classes` is 0 for numbers."""
+        raise TypeError(f"the metric {self.name!r} does not define shape()")
+
+    def counts(self, predictions: Predictions) -> Tensor:
+        """The counts of some predictions, as float64: those of two parts of the samples add up to those of both."""
+        raise TypeError(f"the metric {self.name!r} does not define counts()")
+
+    def value(self, counts: Tensor) -> Any:
+        """The metric of summed counts; None where it is undefined (no sample, or one class where two are needed)."""
+        raise TypeError(f"the metric {self.name!r} does not define value()")
+
+    def samples(self, counts: Tensor) -> float:
+        """The number of targets that were counted; a DataError if no targets have such counts."""
+        raise TypeError(f"the metric {self.name!r} does not define samples()")
+
+    def at_once(self, predictions: Predictions) -> Any:
+        """The metric where all predictions are in one place."""
+        return self.value(self.counts(predictions))
+
+    def check(self, predicts: str, classes: int) -> None:
+        """Refuse a task that has no such metric. `predicts` is what the model gives: see `Takes`, or "classes" alone.
+
+        Called before the run starts."""
+        numbers = classes == 0
+        if self.takes in ("classes", "scores", "probabilities") and numbers:
+            raise ConfigError(f"{self.name} is a metric of classes, and the targets are numbers; use mse, mae or r2")
+        if self.takes == "numbers" and not numbers:
+            raise ConfigError(f"{self.name} is a metric of numbers, and the targets are classes; use accuracy or f1")
+        if self.takes in ("scores", "probabilities") and predicts == "classes":
+            raise ConfigError(f"{self.name} needs scores, and this model gives classes alone; use accuracy or f1")
+        if self.takes == "probabilities" and predicts == "scores":
+            raise ConfigError(f"{self.name} needs probabilities, and this model gives other scores; use auc")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the groups."""
+        if self.groups:
+            return tuple(f"{value:g}" for value in self.groups)
+        ends = ["", *(f"{edge:g}" for edge in self.edges), ""]
+        words = [f"{low} to {high}" for low, high in itertools.pairwise(ends)]
+        words[0], words[-1] = f"below {ends[1]}", f"from {ends[-2]}"
+        return tuple(words)
+
+    def members(self, column: Tensor) -> list[Tensor]:
+        """For each group the mask of its samples. A missing value (NaN) is in no group."""
+        if self.groups:
+            return [column == torch.tensor(value, dtype=column.dtype, device=column.device) for value in self.groups]
+        ends = [-math.inf, *self.edges, math.inf]
+        return [(column >= low) & (column < high) for low, high in itertools.pairwise(ends)]
+
+
+def gap(values: Sequence[float | None]) -> float | None:
+    """The largest difference between groups that have a value; None with fewer than two."""
+    known = [value for value in values if value is not None]
+    return max(known) - min(known) if len(known) > 1 else None
+
+
+def checked_counts(counts: Tensor) -> Tensor:
+    """Counts that are numbers of samples: none is negative; else a DataError."""
+    if bool((counts < 0).any()):
+        raise DataError("it has negative counts")
+    return counts
+
+
+def ratio(above: float, below: float, otherwise: float | None = None) -> float | None:
+    """A quotient, or another value where its denominator is 0."""
+    return above / below if below else otherwise

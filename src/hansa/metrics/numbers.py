@@ -1,0 +1,121 @@
+"""Metrics of predicted numbers, and the loss of the task. All follow from sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import DataError
+from hansa.core.registry import register
+from hansa.metrics.metric import Metric, Takes, ratio
+from hansa.metrics.predictions import Predictions
+
+ROUNDING = 1e-13  # relative error of the difference of two sums, below which targets count as constant
+
+
+@register("loss")
+@dataclass(frozen=True)
+class LossMetric(Metric):
+    """The task's loss, as in training; every evaluation has it."""
+
+    higher: ClassVar[bool] = False
+    limits: ClassVar[tuple[float, float]] = (0.0, math.inf)
+
+    @property
+    def counted(self) -> str:
+        return "loss"
+
+    def shape(self, classes: int) -> tuple[int, ...]:
+        return (2,)
+
+    def counts(self, predictions: Predictions) -> Tensor:
+        losses = predictions.losses
+        return torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+
+    def samples(self, counts: Tensor) -> float:
+        if float(counts[1]) < 0:
+            raise DataError("it has negative counts")
+        return float(counts[1])
+
+    def value(self, counts: Tensor) -> float | None:
+        return ratio(float(counts[0]), float(counts[1]))
+
+
+@dataclass(frozen=True)
+class NumberMetric(Metric):
+    """Base of metrics of five sums: samples, squared errors, absolute errors, targets, squared targets."""
+
+    takes: ClassVar[Takes] = "numbers"
+    higher: ClassVar[bool] = False
+    limits: ClassVar[tuple[float, float]] = (0.0, math.inf)
+
+    @property
+    def counted(self) -> str:
+        return "errors"
+
+    def shape(self, classes: int) -> tuple[int, ...]:
+        return (5,)
+
+    def counts(self, predictions: Predictions) -> Tensor:
+        target = predictions.target.double()
+        error = predictions.output.double() - target
+        return torch.stack(
+            [error.new_tensor(len(error)), (error**2).sum(), error.abs().sum(), target.sum(), (target**2).sum()]
+        )
+
+    def samples(self, counts: Tensor) -> float:
+        number, squares, errors, total, powers = counts.tolist()
+        # The square of a sum is at most the number of terms times the sum of squares.
+        pairs = ((errors, squares), (total, powers))
+        within = all(of * of <= number * squared * (1 + 1e-6) + 1e-6 for of, squared in pairs)
+        if min(number, squares, errors, powers) < 0 or not within:
+            raise DataError("its sums of errors contradict each other")
+        return float(number)
+
+
+@register("mse")
+@dataclass(frozen=True)
+class MeanSquaredError(NumberMetric):
+    """The mean squared error."""
+
+    def value(self, counts: Tensor) -> float | None:
+        return ratio(float(counts[1]), float(counts[0]))
+
+
+@register("rmse")
+@dataclass(frozen=True)
+class RootMeanSquaredError(NumberMetric):
+    """The root of the mean squared error."""
+
+    def value(self, counts: Tensor) -> float | None:
+        mean = ratio(float(counts[1]), float(counts[0]))
+        return None if mean is None else math.sqrt(mean)
+
+
+@register("mae")
+@dataclass(frozen=True)
+class MeanAbsoluteError(NumberMetric):
+    """The mean absolute error."""
+
+    def value(self, counts: Tensor) -> float | None:
+        return ratio(float(counts[2]), float(counts[0]))
+
+
+@register("r2")
+@dataclass(frozen=True)
+class R2(NumberMetric):
+    """The share of the targets' variance that the model explains; undefined for targets that are all equal."""
+
+    higher: ClassVar[bool] = True
+    limits: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
+
+    def value(self, counts: Tensor) -> float | None:
+        number, squares, _, total, powers = counts.tolist()
+        if number == 0:
+            return None
+        spread = powers - total * total / number
+        return None if spread <= ROUNDING * number * powers else 1.0 - squares / spread

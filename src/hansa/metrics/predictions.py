@@ -1,0 +1,83 @@
+"""Predictions: the outputs of a model and the targets, in the forms that metrics need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from hansa.core.losses import Loss, aligned, like_outputs, named_loss
+
+Kind = Literal["classes", "numbers", "other"]  # what a model predicts; "other": only a loss of the user's own fits
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Outputs against targets. A sample may have several targets (the characters of a text): each counts by itself.
+
+    `target` are class numbers or real numbers, [m]. `output` has scores of the classes, [m, classes], or for the loss
+    "bce" and for numbers one value per target, [m]. `losses` has one value per sample, [n].
+    """
+
+    kind: Kind
+    output: Tensor
+    target: Tensor
+    classes: int
+    losses: Tensor
+
+    @classmethod
+    def of(cls, loss: str | Loss, output: Tensor, target: Tensor, classes: int) -> Predictions:
+        """The predictions of a model that is trained with a loss; `classes` is 0 for numbers."""
+        losses = named_loss(loss)(output, target).to(torch.float64)
+        if loss == "bce":
+            return cls("classes", aligned(output, target).flatten(), (target > 0.5).flatten().long(), 2, losses)
+        whole = not target.is_floating_point()
+        if whole and output.dim() > 1 and output.shape[-1] > 1 and output.shape[:-1].numel() == target.numel():
+            return cls("classes", output.flatten(0, -2), like_outputs(output, target).flatten(), classes, losses)
+        if not whole and output.numel() == target.numel():
+            return cls("numbers", output.reshape(-1), target.reshape(-1), 0, losses)
+        return cls("other", output, target, 0, losses)
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def where(self, samples: Tensor) -> Predictions:
+        """The predictions of some samples, by a mask."""
+        rows = samples.repeat_interleave(len(self.target) // max(1, len(samples)))
+        return Predictions(self.kind, self.output[rows], self.target[rows], self.classes, self.losses[samples])
+
+    @cached_property
+    def predicted(self) -> Tensor:
+        """The predicted classes, or numbers."""
+        if self.kind == "numbers":
+            return self.output
+        return (self.output > 0).long() if self.output.dim() == 1 else self.output.argmax(-1)
+
+    @cached_property
+    def log_probabilities(self) -> Tensor:
+        """The logarithm of each class's probability, [m, classes], in float64."""
+        output = self.output.to(torch.float64)
+        if output.dim() == 1:
+            output = torch.stack([torch.zeros_like(output), output], 1)
+        return torch.log_softmax(output, -1)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """For two classes the logit of class 1, [m, 1]; for more the logit of each class against the others."""
+        output = self.output.to(torch.float64)
+        if output.dim() == 1:
+            return output[:, None]
+        if self.classes == 2 and output.shape[1] == 2:
+            return output[:, 1:] - output[:, :1]
+        rest = torch.stack([output[:, [k for k in range(output.shape[1]) if k != c]].logsumexp(1)
+                            for c in range(self.classes)], 1)  # fmt: skip
+        return output[:, : self.classes] - rest
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """For two classes the probability of class 1, [m]; for more those of all classes, [m, classes]."""
+        probabilities = self.log_probabilities.exp()
+        return probabilities[:, 1] if self.classes == 2 else probabilities

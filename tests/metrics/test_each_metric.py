@@ -1,0 +1,177 @@
+"""Every registered metric keeps the promises of metrics, and equals scikit-learn on pooled predictions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+from torch import Tensor
+
+from hansa.core.errors import ConfigError
+from hansa.core.registry import build, register, registered
+from hansa.metrics import AUC, F1, Accuracy, FunctionMetric, Metric, Predictions
+from hansa.metrics.scores import GridMetric
+from hansa.testing import check_metric
+from hansa.testing.metrics import predictions
+
+OWN = "sklearn.metrics:cohen_kappa_score"
+REGISTERED = registered("metric")
+PARTS = [name for name, cls in REGISTERED.items() if cls.__module__.startswith("hansa.") and name != "function"]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_metric_keeps_its_promises(name: str) -> None:
+    check_metric(build("metric", name))
+
+
+def test_a_function_of_the_users_own_keeps_them_too() -> None:
+    check_metric(FunctionMetric(function=OWN))
+
+
+@register("metric-without-empty")
+@dataclass(frozen=True)
+class OneWithoutSamples(Accuracy):
+    """An accuracy that says 1 where there is no sample."""
+
+    def value(self, counts: Tensor) -> float | None:
+        return super().value(counts) if float(counts.sum()) else 1.0
+
+
+@register("metric-of-means")
+@dataclass(frozen=True)
+class MeanOfMeans(F1):
+    """A metric that claims to be exact, and whose counts do not add up."""
+
+    def counts(self, predictions: Predictions) -> Tensor:
+        return super().counts(predictions) / max(1, len(predictions))
+
+
+@pytest.mark.parametrize(("metric", "why"), [(OneWithoutSamples(), "without samples"), (MeanOfMeans(), "count")])
+def test_the_check_finds_a_broken_metric(metric: Metric, why: str) -> None:
+    with pytest.raises(AssertionError, match=why):
+        check_metric(metric)
+
+
+def pooled(metric: Metric, every: Predictions, parties: int = 5) -> Any:
+    """The metric from the summed counts of parties."""
+    owner = torch.arange(len(every)) % parties
+    counts = [metric.counts(every.where(owner == k)) for k in range(parties)]
+    return metric.value(torch.stack(counts).sum(0))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_metrics_of_counts_are_those_of_scikit_learn(classes: int) -> None:
+    every = predictions(classes)
+    y, p = every.target.numpy(), every.predicted.numpy()
+    average = "binary" if classes == 2 else "macro"
+    expected = {
+        "accuracy": sk.accuracy_score(y, p), "balanced-accuracy": sk.balanced_accuracy_score(y, p),
+        "precision": sk.precision_score(y, p, average=average), "recall": sk.recall_score(y, p, average=average),
+        "f1": sk.f1_score(y, p, average=average),
+        "log-loss": sk.log_loss(y, every.log_probabilities.exp().numpy(), labels=range(classes)),
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert pooled(build("metric", name), every) == pytest.approx(value, abs=1e-12), name
+    macro = pooled(F1(average="macro"), every)
+    assert macro == pytest.approx(sk.f1_score(y, p, average="macro"), abs=1e-12)
+    assert pooled(build("metric", "confusion-matrix"), every) == sk.confusion_matrix(y, p).tolist()
+    figures = pooled(build("metric", "per-class"), every)
+    each = sk.precision_recall_fscore_support(y, p)
+    for name, values in zip(("precision", "recall", "f1", "samples"), each, strict=True):
+        assert figures[name] == pytest.approx(values.tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+def test_a_class_without_samples_or_predictions_counts_as_in_scikit_learn(missing: int) -> None:
+    every = predictions(4)
+    some = every.where(every.target != missing)
+    y, p = some.target.numpy(), some.predicted.numpy()
+    for name, score in {"precision": sk.precision_score, "recall": sk.recall_score, "f1": sk.f1_score}.items():
+        value = score(y, p, average="macro", zero_division=0)
+        assert pooled(build("metric", name), some) == pytest.approx(value, abs=1e-12)
+
+
+def test_metrics_of_numbers_are_those_of_scikit_learn() -> None:
+    every = predictions(0)
+    y, p = every.target.numpy(), every.output.numpy()
+    expected = {"mse": sk.mean_squared_error(y, p), "rmse": math.sqrt(sk.mean_squared_error(y, p)),
+                "mae": sk.mean_absolute_error(y, p), "r2": sk.r2_score(y, p)}  # fmt: skip
+    for name, value in expected.items():
+        assert pooled(build("metric", name), every) == pytest.approx(value, abs=1e-12), name
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_scores_in_one_place_give_the_areas_of_scikit_learn(classes: int) -> None:
+    every = predictions(classes)
+    y, p = every.target.numpy(), every.scores.numpy()
+    area = sk.roc_auc_score(y, p) if classes == 2 else sk.roc_auc_score(y, p, multi_class="ovr")
+    targets = y if classes == 2 else np.eye(4)[y]
+    assert AUC().at_once(every) == pytest.approx(area, abs=1e-12)
+    precision = build("metric", "average-precision").at_once(every)
+    assert precision == pytest.approx(sk.average_precision_score(targets, p), abs=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 100.0])
+def test_the_grid_loses_little_for_timid_and_for_confident_models(scale: float) -> None:
+    every = predictions(2, 4000)
+    confident = Predictions.of("cross_entropy", every.output * scale, every.target, 2)
+    for name in ("auc", "average-precision"):
+        metric: GridMetric = build("metric", name)
+        exact = metric.at_once(confident)
+        assert exact is not None
+        assert pooled(metric, confident) == pytest.approx(exact, abs=2e-3)
+
+
+def test_calibration_error_is_the_mean_distance_of_confidence_and_accuracy() -> None:
+    every = predictions(4)
+    confidence, right = every.scores.max(1).values.numpy(), (every.predicted == every.target).numpy()
+    bins = np.clip(np.ceil(confidence * 15).astype(int) - 1, 0, 14)
+    expected = sum(abs(confidence[bins == b].sum() - right[bins == b].sum()) for b in range(15)) / len(right)
+    assert pooled(build("metric", "calibration-error"), every) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_logit_alone_gives_what_two_scores_give() -> None:
+    every = predictions(2)
+    logit = every.output[:, 1] - every.output[:, 0]
+    single = Predictions.of("bce", logit, every.target.double(), 2)
+    for name in PARTS:
+        metric: Metric = build("metric", name)
+        if metric.takes != "numbers" and name != "loss":
+            values = [pooled(metric, each) for each in (single, every)]
+            assert values[0] == (pytest.approx(values[1], abs=1e-9) if metric.scalar else values[1]), name
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"name": "f1", "groups": [0, 1]}, "name it, as in by"),
+        ({"name": "f1", "by": "sex", "groups": [0], "edges": [1]}, "leave one of them out"),
+        ({"name": "f1", "by": "sex", "edges": [2, 1]}, "edges must rise"),
+        ({"name": "f1", "by": "sex", "groups": [1, 1]}, "twice"),
+        ({"name": "f1", "by": "sex", "groups": list(range(101))}, "at most 100 groups"),
+        ({"name": "confusion-matrix", "by": "sex"}, "no gap"),
+        ({"name": "f1", "label": "a b"}, "letters"),
+        ({"name": "f1", "positive": -1}, "number of a class"),
+        ({"name": "auc", "bins": 1}, "bins must lie in"),
+        ({"name": "calibration-error", "bins": 10**9}, "bins must lie in"),
+        ({"name": "function", "function": "plain"}, "my_module:function"),
+    ],
+)
+def test_wrong_fields_of_a_metric_are_refused(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        build("metric", **fields)
+
+
+def test_groups_have_names_and_members() -> None:
+    ages = torch.tensor([30.0, 40.0, 59.0, 60.0, math.nan])
+    by_age = Accuracy(by="age", edges=(40, 60))
+    assert by_age.names == ("below 40", "40 to 60", "from 60") and by_age.key == "accuracy_by_age"
+    assert [mask.tolist() for mask in by_age.members(ages)] == [
+        [True, False, False, False, False], [False, True, True, False, False], [False, False, False, True, False],
+    ]  # fmt: skip
+    assert Accuracy(by=3, groups=(0, 1)).names == ("0", "1")
