@@ -78,7 +78,7 @@ def test_sums_of_real_numbers_are_as_precise_as_the_secure_sum() -> None:
     plain, hidden = (run(federation, chosen, privacy=p).history[-1] for p in (None, {"secure": "masking"}))
     _, y, out = together(run(federation, chosen), federation)
     exact = sk.roc_auc_score(y, out[:, 1] - out[:, 0])
-    assert plain["auc"] == pytest.approx(exact, abs=2e-3) and hidden["auc"] == plain["auc"]
+    assert plain["auc"] == pytest.approx(exact, abs=5e-3) and hidden["auc"] == plain["auc"]
     assert hidden["average_precision"] == plain["average_precision"]
     for name in ("loss", "log_loss", "calibration_error"):
         assert hidden[name] == pytest.approx(plain[name], abs=1e-6)
@@ -164,7 +164,7 @@ def test_parties_of_one_class_have_no_area_of_their_own_and_count_in_that_of_all
     line = result.history[-1]
     assert "auc" not in line["parties"]["0"] and "auc" not in line["parties"]["1"]
     _, targets, out = together(result, federation)
-    assert line["auc"] == pytest.approx(sk.roc_auc_score(targets, out[:, 1] - out[:, 0]), abs=2e-3)
+    assert line["auc"] == pytest.approx(sk.roc_auc_score(targets, out[:, 1] - out[:, 0]), abs=5e-3)
     assert line["parties"]["0"]["recall"] == 0.0  # as in scikit-learn
 
 
@@ -264,7 +264,7 @@ def measured(n: int, op: Measure, least: int = 0) -> Reply:
     x, y = samples(3, n)
     output = torch.from_numpy(np.stack([np.zeros(n, np.float32), x[:, 0]], 1))
     predictions = Predictions.of("cross_entropy", output, torch.from_numpy(y), 2)
-    return Reply(op.counts(predictions, lambda by: torch.from_numpy(x[:, SEX]), least), weight=n)
+    return Reply(op.count(predictions, lambda by: torch.from_numpy(x[:, SEX]), least), weight=n)
 
 
 def test_small_groups_are_withheld_with_all_groups_of_their_column() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,14 +35,16 @@ class ClassMetric(Metric):
         return (3, classes)
 
     def counts(self, predictions: Predictions) -> Tensor:
-        p, classes = predictions, predictions.classes
-        right = p.target[p.predicted == p.target]
-        given = p.predicted[p.predicted < classes]  # a model may have more outputs than there are classes
-        return torch.stack([torch.bincount(each, minlength=classes) for each in (right, given, p.target)]).double()
+        (target, predicted), classes = predictions.arrays, predictions.classes
+        counts = np.empty((3, classes))
+        counts[0] = np.bincount(target[predicted == target], minlength=classes)
+        counts[1] = np.bincount(predicted, minlength=classes)[:classes]  # a model may have more outputs than classes
+        counts[2] = np.bincount(target, minlength=classes)
+        return torch.from_numpy(counts)
 
     def samples(self, counts: Tensor) -> float:
         right, predicted, actual = checked_counts(counts)
-        if bool((right > torch.minimum(predicted, actual)).any()) or float(predicted.sum()) > float(actual.sum()):
+        if (right > np.minimum(predicted, actual)).any() or predicted.sum() > actual.sum():
             raise DataError("its counts of classes contradict each other")
         return float(actual.sum())
 
@@ -52,7 +55,8 @@ class Accuracy(ClassMetric):
     """The share of right predictions."""
 
     def value(self, counts: Tensor) -> float | None:
-        return ratio(float(counts[0].sum()), float(counts[2].sum()))
+        right, _, actual = counts.numpy().sum(1).tolist()
+        return ratio(right, actual)
 
 
 @register("balanced-accuracy")
@@ -61,8 +65,9 @@ class BalancedAccuracy(ClassMetric):
     """The mean recall of the classes that have samples."""
 
     def value(self, counts: Tensor) -> float | None:
-        there = counts[2] > 0
-        return float((counts[0][there] / counts[2][there]).mean()) if bool(there.any()) else None
+        right, _, actual = counts.numpy()
+        there = actual > 0
+        return float((right[there] / actual[there]).mean()) if there.any() else None
 
 
 @dataclass(frozen=True)
@@ -89,16 +94,18 @@ class AveragedMetric(ClassMetric):
             raise ConfigError(f"{self.name}: there is no class {self.positive}; the classes are 0 to {classes - 1}")
 
     def value(self, counts: Tensor) -> float | None:
-        if float(counts[2].sum()) == 0:
+        right, predicted, actual = counts.numpy()
+        if not actual.any():
             return None
-        each = self.of_classes(counts)
-        if self.average == "binary" or (self.average == "auto" and counts.shape[1] == 2):
+        each = self.of_classes(right, predicted, actual)
+        if self.average == "binary" or (self.average == "auto" and len(each) == 2):
             return float(each[self.positive])
-        return float(each[(counts[1] + counts[2]) > 0].mean())
+        return float(each[(predicted + actual) > 0].mean())
 
-    def of_classes(self, counts: Tensor) -> Tensor:
+    @staticmethod
+    def of_classes(right: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
         """The metric of each class."""
-        raise TypeError(f"the metric {self.name!r} does not define of_classes()")
+        raise TypeError("this metric does not define of_classes()")
 
 
 def whole(counts: Tensor) -> Any:
@@ -106,9 +113,9 @@ def whole(counts: Tensor) -> Any:
     return counts.round().long().tolist()
 
 
-def quotients(above: Tensor, below: Tensor) -> Tensor:
+def quotients(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Quotients, 0 where the denominator is 0."""
-    return torch.where(below > 0, above / below.clamp(min=1), 0.0)
+    return np.divide(above, below, out=np.zeros(len(below)), where=below > 0)
 
 
 @register("precision")
@@ -116,8 +123,9 @@ def quotients(above: Tensor, below: Tensor) -> Tensor:
 class Precision(AveragedMetric):
     """The share of right ones among the predictions of a class."""
 
-    def of_classes(self, counts: Tensor) -> Tensor:
-        return quotients(counts[0], counts[1])
+    @staticmethod
+    def of_classes(right: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        return quotients(right, predicted)
 
 
 @register("recall")
@@ -125,8 +133,9 @@ class Precision(AveragedMetric):
 class Recall(AveragedMetric):
     """The share of a class's samples that are predicted to be of it."""
 
-    def of_classes(self, counts: Tensor) -> Tensor:
-        return quotients(counts[0], counts[2])
+    @staticmethod
+    def of_classes(right: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        return quotients(right, actual)
 
 
 @register("f1")
@@ -134,8 +143,9 @@ class Recall(AveragedMetric):
 class F1(AveragedMetric):
     """The harmonic mean of precision and recall."""
 
-    def of_classes(self, counts: Tensor) -> Tensor:
-        return quotients(2 * counts[0], counts[1] + counts[2])
+    @staticmethod
+    def of_classes(right: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+        return quotients(2 * right, predicted + actual)
 
 
 @register("per-class")
@@ -146,8 +156,8 @@ class PerClass(ClassMetric):
     scalar: ClassVar[bool] = False
 
     def value(self, counts: Tensor) -> Any:
-        each = {"precision": Precision(), "recall": Recall(), "f1": F1()}
-        figures: dict[str, Any] = {name: metric.of_classes(counts).tolist() for name, metric in each.items()}
+        each = {"precision": Precision, "recall": Recall, "f1": F1}
+        figures: dict[str, Any] = {name: cls.of_classes(*counts.numpy()).tolist() for name, cls in each.items()}
         return {**figures, "samples": whole(counts[2])}
 
 
@@ -167,10 +177,10 @@ class ConfusionMatrix(Metric):
         return (classes, classes)
 
     def counts(self, predictions: Predictions) -> Tensor:
-        p, classes = predictions, predictions.classes
-        known = p.predicted < classes
-        cells = p.target[known] * classes + p.predicted[known]
-        return torch.bincount(cells, minlength=classes * classes).double().view(classes, classes)
+        (target, predicted), classes = predictions.arrays, predictions.classes
+        known = predicted < classes
+        cells = np.bincount(target[known] * classes + predicted[known], minlength=classes * classes)
+        return torch.from_numpy(cells.astype(np.float64).reshape(classes, classes))
 
     def value(self, counts: Tensor) -> Any:
         return whole(counts)

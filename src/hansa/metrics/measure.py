@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -35,6 +36,16 @@ class Measure(Evaluate):
     classes: int = 0
     measures: ClassVar[frozenset[str] | None] = frozenset()
 
+    @cached_property
+    def _named(self) -> list[tuple[Metric, str]]:
+        """The metrics, each with the name of its counts."""
+        return [(metric, _name(metric)) for metric in self.metrics]
+
+    @cached_property
+    def _distinct(self) -> dict[str, Metric]:
+        """A metric for each name of counts: several metrics may share them."""
+        return {name: metric for metric, name in self._named}
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.data.test("evaluate")
         predictor: Predictor = build("predictor", self.predictor)
@@ -43,30 +54,29 @@ class Measure(Evaluate):
         fits = predictions.kind == ("classes" if self.classes else "numbers")
         if not fits and any(metric.takes != "any" for metric in self.metrics):
             raise PartyError("the model's outputs do not fit the metrics")
-        counts = self.counts(predictions, party.data.test_column, party.data.least)
+        counts = self.count(predictions, party.data.test_column, party.data.least)
         return Reply({name: tensor.cpu() for name, tensor in counts.items()}, weight=len(x)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {name: (shape, torch.float64) for name, shape in self._shapes().items()}
+        return {name: (shape, torch.float64) for name, shape in self._shapes.items()}
 
+    @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {TARGETS: (1,)}
-        for metric in self.metrics:
+        for name, metric in self._distinct.items():
             shape = metric.shape(self.classes)
             if metric.by is not None:
                 shapes[_withheld(metric)] = (1,)
                 shape = (len(metric.names), *shape)
-            shapes[_name(metric)] = shape
+            shapes[name] = shape
         return shapes
 
-    def counts(self, predictions: Predictions, column: Column, least: int = 0) -> dict[str, Tensor]:
+    def count(self, predictions: Predictions, column: Column, least: int = 0) -> dict[str, Tensor]:
         """The counts of predictions by name; `least` is the fewest samples of a group."""
         out: dict[str, Tensor] = {TARGETS: torch.tensor([len(predictions)], dtype=torch.float64)}
-        for metric in self.metrics:
-            if _name(metric) in out:
-                continue
+        for name, metric in self._distinct.items():
             if metric.by is None:
-                out[_name(metric)] = metric.counts(predictions)
+                out[name] = metric.counts(predictions)
                 continue
             members = metric.members(column(metric.by))
             sizes = [int(mask.sum()) for mask in members]
@@ -74,7 +84,7 @@ class Measure(Evaluate):
             withheld = any(0 < size < least for size in sizes)
             out[_withheld(metric)] = torch.tensor([float(withheld)], dtype=torch.float64)
             each = [metric.counts(predictions.where(mask & (not withheld))) for mask in members]
-            out[_name(metric)] = torch.stack(each)
+            out[name] = torch.stack(each)
         return out
 
     def at_once(self, predictions: Predictions, column: Column) -> dict[str, Any]:
@@ -95,12 +105,12 @@ class Measure(Evaluate):
         A group is left out if `parties` has fewer than `least` parties with samples of it.
         """
         out: dict[str, Any] = {}
-        for metric in self.metrics:
-            sums = counts[_name(metric)]
+        for metric, name in self._named:
+            sums = counts[name]
             if metric.by is None:
                 out |= _named(metric, metric.value(sums))
                 continue
-            shown = [parties is None or count >= least for count in (parties or {}).get(_name(metric), [0] * len(sums))]
+            shown = [parties is None or count >= least for count in (parties or {}).get(name, [0] * len(sums))]
             each = [metric.value(own) if show else None for own, show in zip(sums, shown, strict=True)]
             out |= _grouped(metric, each)
             withheld = int(counts[_withheld(metric)])
@@ -109,15 +119,22 @@ class Measure(Evaluate):
 
     def numbers(self, counts: dict[str, Tensor]) -> dict[str, float]:
         """The metrics of one party that are single numbers."""
-        return {name: value for name, value in self.results(counts).items() if isinstance(value, float)}
+        out: dict[str, float] = {}
+        for metric, name in self._named:
+            if metric.by is not None:
+                apart = gap([metric.value(own) for own in counts[name]])
+                out |= {} if apart is None else {f"{metric.key}_gap": apart}
+            elif metric.scalar:
+                out |= _named(metric, metric.value(counts[name]))
+        return out
 
     def fault(self, counts: dict[str, Tensor]) -> str | None:
         """Why counts cannot be those of any samples, or None."""
         targets = float(counts[TARGETS])
         if targets < 0:
             return "it has negative counts"
-        for metric in self.metrics:
-            sums = counts[_name(metric)]
+        for name, metric in self._distinct.items():
+            sums = counts[name]
             try:
                 most = sum(metric.samples(own) for own in ([sums] if metric.by is None else sums))
             except DataError as error:
@@ -131,16 +148,16 @@ class Measure(Evaluate):
 
         A reply whose weight was capped counts in proportion.
         """
-        total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in self._shapes().items()}
+        total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in self._shapes.items()}
         usual = targets_per_sample(replies)
         for reply in replies:
             claimed = float(reply.tensors[TARGETS])
             share = min(1.0, reply.weight * usual / claimed) if claimed else 1.0
             for name, tensor in reply.tensors.items():
                 total[name] += tensor if share == 1.0 or name.startswith("withheld") else tensor * share
-        by_group = {_name(metric): [sum(bool(reply.tensors[_name(metric)][k].any()) for reply in replies)
-                                    for k in range(len(metric.names))]
-                    for metric in self.metrics if metric.by is not None}  # fmt: skip
+        by_group = {name: [sum(bool(reply.tensors[name][k].any()) for reply in replies)
+                           for k in range(len(metric.names))]
+                    for name, metric in self._distinct.items() if metric.by is not None}  # fmt: skip
         return total, by_group
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -142,11 +143,12 @@ def gap(values: Sequence[float | None]) -> float | None:
     return max(known) - min(known) if len(known) > 1 else None
 
 
-def checked_counts(counts: Tensor) -> Tensor:
-    """Counts that are numbers of samples: none is negative; else a DataError."""
-    if bool((counts < 0).any()):
+def checked_counts(counts: Tensor) -> np.ndarray:
+    """Counts that are numbers of samples, as an array: none is negative; else a DataError."""
+    array = counts.numpy()
+    if array.size and array.min() < 0:
         raise DataError("it has negative counts")
-    return counts
+    return array
 
 
 def ratio(above: float, below: float, otherwise: float | None = None) -> float | None:

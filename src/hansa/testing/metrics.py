@@ -82,7 +82,7 @@ class _MetricCheck:
         assert torch.equal(again, self.counts), f"{self.where}: the same predictions give other counts"
         assert self.metric.samples(self.counts) in (SAMPLES, 0), f"{self.where}: it does not count every target"
         op = Measure(metrics=(self.metric,), classes=self.classes)
-        sent = op.counts(self.all, lambda by: self.all.target)
+        sent = op.count(self.all, lambda by: self.all.target)
         named = codec.decode(codec.encode(sent))
         assert set(named) == set(op.expects({})), f"{self.where}: its counts are not those that its op announces"
         assert op.fault(named) is None, f"{self.where}: its own counts are refused: {op.fault(named)}"

@@ -18,6 +18,7 @@ from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, unwrap
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build
+from hansa.core.shapes import largest_shape
 from hansa.metrics.measure import Measure
 
 
@@ -98,7 +99,7 @@ class Evaluations:
 
     def _refuses_metrics(self, op: Measure) -> str | None:
         """Why a party refuses chosen metrics, or None."""
-        count = sum(math.prod(sizes) for sizes, _ in op.expects({}).values())  # type: ignore[arg-type]
+        count = sum(math.prod(largest_shape(sizes)) for sizes, _ in op.expects({}).values())
         if self.numbers is not None and count > self.numbers:
             return (
                 f"its policy allows {self.numbers} numbers per evaluation, and these metrics have {count}; choose "
