@@ -115,7 +115,8 @@ def whole(counts: Tensor) -> Any:
 
 def quotients(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Quotients, 0 where the denominator is 0."""
-    return np.divide(above, below, out=np.zeros(len(below)), where=below > 0)
+    out: np.ndarray = np.divide(above, below, out=np.zeros(len(below)), where=below > 0)
+    return out
 
 
 @register("precision")

@@ -88,3 +88,25 @@ class Predictions:
         """For two classes the probability of class 1, [m]; for more those of all classes, [m, classes]."""
         probabilities = self.log_probabilities.exp()
         return probabilities[:, 1] if self.classes == 2 else probabilities
+
+    @cached_property
+    def of_class(self) -> np.ndarray:
+        """For each column of `logits` whether a target is of its class, [m, curves]."""
+        curves = self.logits.shape[1]
+        of_class: np.ndarray = self.arrays[0][:, None] == np.arange(curves) + (curves == 1)
+        return of_class
+
+    @cached_property
+    def curves(self) -> list[tuple[np.ndarray, np.ndarray] | None]:
+        """For each column of `logits`, the number of targets of other classes and of its class at each different
+        score, the highest first, [1, scores]; None if one of the two is absent."""
+        out: list[tuple[np.ndarray, np.ndarray] | None] = []
+        for score, of_class in zip(self.logits.cpu().numpy().T, self.of_class.T, strict=True):
+            order = np.argsort(-score, kind="stable")
+            last = np.flatnonzero(np.append(np.diff(score[order]) != 0, True))  # of each group of equal scores
+            if not len(order) or not 0 < of_class.sum() < len(of_class):
+                out.append(None)
+                continue
+            found = np.diff(np.cumsum(of_class[order])[last], prepend=0).astype(np.float64)
+            out.append(((np.diff(last + 1, prepend=0) - found)[None], found[None]))
+        return out

@@ -52,7 +52,7 @@ class GridMetric(Metric):
         logits, bins = predictions.logits.cpu().numpy(), self.bins
         at = np.clip((np.arcsinh(FINE * logits) + EDGE) * (bins / (2 * EDGE)), 0, bins - 1).astype(np.int64)
         curves = logits.shape[1]
-        cells = (np.arange(curves) * 2 + positives(predictions)) * bins + at
+        cells = (np.arange(curves) * 2 + predictions.of_class) * bins + at
         counts = np.bincount(cells.ravel(), minlength=curves * 2 * bins)
         return torch.from_numpy(counts.astype(np.float64).reshape(curves, 2, bins))
 
@@ -70,31 +70,14 @@ class GridMetric(Metric):
         return float(self.of_curves(negative, positive).mean())
 
     def at_once(self, predictions: Predictions) -> float | None:
-        scores, of_class = predictions.logits.cpu().numpy(), positives(predictions)
-        each = [self.of_scores(scores[:, k], of_class[:, k]) for k in range(scores.shape[1])]
-        return None if None in each or not each else float(np.mean(each))  # type: ignore[arg-type]
-
-    def of_scores(self, score: np.ndarray, positive: np.ndarray) -> float | None:
-        """The metric of one curve from the scores themselves: each different score is a bin of its own."""
-        order = np.argsort(-score, kind="stable")
-        last = np.flatnonzero(np.append(np.diff(score[order]) != 0, True))  # of each group of equal scores
-        if not len(order) or not 0 < positive.sum() < len(positive):
-            return None
-        found = np.diff(np.cumsum(positive[order])[last], prepend=0).astype(np.float64)
-        other = np.diff(last + 1, prepend=0) - found
-        return float(self.of_curves(other[None], found[None])[0])
+        each = [None if pair is None else float(self.of_curves(*pair)[0]) for pair in predictions.curves]
+        known = [value for value in each if value is not None]
+        return float(np.mean(known)) if known and len(known) == len(each) else None
 
     @staticmethod
     def of_curves(negative: np.ndarray, positive: np.ndarray) -> np.ndarray:
         """The metric of each curve, from the counts of two classes by bin, the highest scores first: [curves, bins]."""
         raise TypeError("this metric does not define of_curves()")
-
-
-def positives(predictions: Predictions) -> np.ndarray:
-    """For each curve whether a sample is of its class, [m, curves]."""
-    curves = predictions.logits.shape[1]
-    of_class: np.ndarray = predictions.arrays[0][:, None] == np.arange(curves) + (curves == 1)
-    return of_class
 
 
 def check_bins(bins: int) -> None:
