@@ -209,16 +209,25 @@ class SchemaBuilder:
             "adversary": {"description": "Attackers, in a simulation only; several groups as a list.",
                           "anyOf": [adversary, {"type": "array", "items": adversary}]},
             "privacy": self.privacy(),
-            "run": self.table(
-                Run, metric=self.metric(), metrics={"type": "array", "items": self._or_function("metric")},
-                own={"type": "object", "additionalProperties": parties}),
+            "run": self._run(parties),
             "track": self.track(),
         }  # fmt: skip
 
+    def _run(self, parties: Schema) -> Schema:
+        """The [run] table. Metrics that it lists may have labels, which `metric` may name."""
+        table = self.table(Run, metric=self.metric(), own={"type": "object", "additionalProperties": parties},
+                           metrics={"type": "array", "items": self._or_function("metric")})  # fmt: skip
+        named = {"properties": {"metric": {"enum": self.metric_names()}}}
+        return {**table, "if": {"not": {"required": ["metrics"]}}, "then": named}
+
     def metric(self) -> Schema:
         """The name of a metric in results; a metric may have a label of the user's own."""
+        return {"anyOf": [{"enum": self.metric_names()}, {"type": "string"}]}
+
+    def metric_names(self) -> list[str]:
+        """The names in results of metrics without labels."""
         parts: list[Any] = [cls for name, cls in self.parts("metric").items() if name != "function"]
-        return {"anyOf": [{"enum": known_metrics(cls() for cls in parts)}, {"type": "string"}]}
+        return known_metrics(cls() for cls in parts)
 
     def _own(self) -> dict[str, Schema]:
         return {name: self.field(SGD, name) for name in field_types(SGD)}
