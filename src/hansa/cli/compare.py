@@ -137,6 +137,9 @@ def compare(
         list[str] | None,
         typer.Option("--algorithms", "-a", help="Algorithms, separated by commas: fedavg,fedprox,scaffold."),
     ] = None,
+    baselines: Annotated[
+        list[str] | None, typer.Option("--baselines", help="Baselines beside them: local-only,centralised.")
+    ] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", help="Data set. Default: digits.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Model. Default: 2nn for digits and the MNISTs.")] = None,
     partition: Annotated[
@@ -195,8 +198,9 @@ def compare(
         return
     settings = {"task.dataset": dataset, "task.model": model, "partition.parties": parties, "run.rounds": rounds,
                 "run.cohort": cohort}  # fmt: skip
-    keys = {"algorithms": names(algorithms), "partitions": names(partition), "adversaries": names(adversary),
-            "seeds": seeds_of(seeds), "target": target, "metric": metric, "grid": lists(grid, "--grid"),
+    keys = {"algorithms": names(algorithms), "baselines": names(baselines), "partitions": names(partition),
+            "adversaries": names(adversary), "seeds": seeds_of(seeds), "target": target, "metric": metric,
+            "grid": lists(grid, "--grid"),
             "tune": lists(tune, "--tune"), "jobs": jobs}  # fmt: skip
     over = lay(nest(changes(sets, data_dir)), tree_of(settings, keys))
     if study is not None:

@@ -45,6 +45,8 @@ class Task:
     `assigned` says which party trains which: a list of names that the parties take in turn, or the model of every party
     by the party's name; by default the parties take all models in turn. `public` are samples that every party sees: x,
     or (x, y). `columns` are the names of the features, by which metrics may group the samples.
+    `pooled` puts the training samples of all parties in one place, for comparison: the first party trains on all of
+    them, and every party is measured on its own test samples.
     """
 
     model: Callable[[], nn.Module] | None = None
@@ -62,6 +64,7 @@ class Task:
     ids: Sequence[Any] | None = None
     test_ids: Sequence[Any] | None = None
     columns: Sequence[str] | None = None
+    pooled: bool = False
 
     def __repr__(self) -> str:
         """The task without its samples."""
@@ -83,6 +86,8 @@ class Task:
             out.append("public samples")
         if self.ids is not None:
             out.append("different columns of the same people")
+        if self.pooled:
+            out.append("all training samples in one place")
         return f"Task({', '.join(out)})"
 
     def holdings(self, objective: Objective) -> Holdings:
@@ -184,6 +189,7 @@ class Known:
     models: PartyModels | None = None  # where the parties train several models
     public: PublicSamples | None = None
     columns: tuple[str, ...] = ()  # the names of the features, if they are known
+    pooled = False  # whether the first party holds the training samples of all
 
     def __init__(self, count: int, names: Sequence[str] | None, shape: tuple[int, ...], classes: int | None) -> None:
         self._count, self.shape, self.classes = count, shape, classes
@@ -290,6 +296,9 @@ class Holdings(Known):
             raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
         if self.tests is not None:
             self.tested = np.flatnonzero(np.diff(self.tests.offsets)).tolist()
+        self.pooled = task.pooled
+        if task.pooled:
+            self.train.offsets[1:] = self.train.offsets[-1]
         self.empty = frozenset(np.flatnonzero(np.diff(self.train.offsets) == 0).tolist())
         if self.train.offsets[-1] == 0:
             raise DataError("parties: none of them has a sample")

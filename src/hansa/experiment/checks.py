@@ -52,6 +52,18 @@ def check_finetuning(algorithm: Algorithm, settings: FineTuning) -> None:
         )
 
 
+def check_pooled(algorithm: Algorithm, columns: bool, protected: bool) -> None:
+    """Raise a ConfigError for samples in one place (`task.pooled`) where a run would not be centralised training.
+
+    `protected` says whether the run has attackers or privacy.
+    """
+    if algorithm.name != "fedavg" or columns or protected:
+        raise ConfigError(
+            "task.pooled puts all training samples in one place, where there is nothing to federate, to attack or to "
+            "protect; use it with fedavg, without [adversary], [privacy] and columns"
+        )
+
+
 def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: SumProtocol | None = None) -> None:
     """Raise a ConfigError for an algorithm and settings of a run that cannot work together."""
     run.select.check(algorithm, problem)

@@ -20,7 +20,7 @@ from hansa.core.task import Task
 from hansa.data.dataset import Data
 from hansa.data.partition import Partition
 from hansa.data.prepare import Preparation
-from hansa.experiment.checks import NO_ATTACKS, check_data, check_finetuning
+from hansa.experiment.checks import NO_ATTACKS, check_data, check_finetuning, check_pooled
 from hansa.experiment.column_tasks import make_column_task
 from hansa.experiment.settings import Run
 from hansa.experiment.tasks import make_task
@@ -43,7 +43,8 @@ class TaskTable:
     architectures; `assigned` lists the names that parties take in turn, or has the model of each party. `public` are
     samples that every party sees: a number of samples of the data set, a file, or `"my_module:function"`.
     `ids` says that the parties' files have different columns of the same people: it names the column of the ids (in an
-    NPZ file, the array). A file with the column `target` (the array y) has labels.
+    NPZ file, the array). A file with the column `target` (the array y) has labels. `pooled` puts the training samples
+    of all parties in one place, in a simulation, to compare.
     """
 
     dataset: str | dict | None = None  # type: ignore[type-arg]
@@ -62,6 +63,7 @@ class TaskTable:
     data_dir: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
     ids: str | None = None
+    pooled: bool = False
 
     def __post_init__(self) -> None:
         if (self.dataset is None) == (not self.parties):
@@ -130,6 +132,8 @@ class Experiment:
 
     def check_deployed(self) -> None:
         """Refuse what exists only in a simulation. For parties in processes of their own."""
+        if self.task.pooled:
+            raise ConfigError("task.pooled: samples of different parties are in one place only in a simulation")
         if self.adversary:
             raise ConfigError(
                 "[adversary]: adversaries exist only in a simulation; remove the table from the experiment, or "
@@ -210,6 +214,8 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
         several = ", or task.models" if algorithm.models == "several" else ""
         known = ", ".join(registered("model"))
         raise ConfigError(f"{algorithm.name} trains a model: set task.model{several}, one of {known}")
+    if task.pooled:
+        check_pooled(algorithm, columns, "adversary" in tree or "privacy" in tree)
     if task.parties and partition is not None:
         raise ConfigError(
             "[partition] divides a data set, and task.parties has one file per party; leave one of them out"

@@ -10,7 +10,7 @@ from hansa.experiment.settings import Run
 from hansa.experiment.tasks import load_data, public_samples, read_files, set_aside
 
 # Settings of a run that apply to simulations only.
-SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds")
+SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds", "baselines")
 
 
 def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:

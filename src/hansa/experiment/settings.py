@@ -13,6 +13,7 @@ from hansa.core.params import ParamSpec
 from hansa.core.registry import convert, registered
 from hansa.core.reply_checks import Rules
 from hansa.core.task import Holdings
+from hansa.experiment.baselines import Baseline
 from hansa.local.finetune import FineTuning
 from hansa.metrics import names
 from hansa.metrics.function import distinct
@@ -47,7 +48,8 @@ class Run:
     every grouping of the parties gives the same bits. `finetune` lets every party train the final model further, on its
     own samples alone, after the last round. `metrics` are measured in each evaluation, beside the loss and the
     accuracy: names, tables, or functions of your own; by default AUC, or errors of numbers. One that `metric` names is
-    measured too.
+    measured too. `baselines` train the same model in a simulation for comparison, after the last round: "local-only"
+    by each party alone, "centralised" on all samples in one place.
     """
 
     rounds: int = 10
@@ -83,6 +85,7 @@ class Run:
     compress_down: Transform | None = None
     sums: Literal["ordered", "exact"] = "ordered"
     finetune: FineTuning = FineTuning()
+    baselines: tuple[Baseline, ...] = ()
     checkpoint_seconds: float = 5.0
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ def make_task(experiment: Experiment, data: Data | None = None) -> Task:
     model = make_model(table.model, table.dtype, experiment.folder, shape, outputs)
     return Task(model, made.loss, pairs, made.test, party_tests, made.names, made.classes, table.prepare, made.trusted,
                 make_models(table, experiment.folder, shape, outputs), table.assigned, made.public,
-                columns=made.columns)  # fmt: skip
+                columns=made.columns, pooled=table.pooled)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PARTIES = "parties"  # key of each party's own metrics in a metrics line
 APART = ("rounds", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "empty_rounds",
-         "problem", "finetuned", "combined")  # fmt: skip
+         "problem", "finetuned", "combined", "baselines")  # fmt: skip
 LATEST = (
     "train_loss",
     "epsilon",
@@ -73,7 +73,8 @@ class Displayed:
 
     def __repr__(self) -> str:
         summary = self.summary
-        metrics = [f"{name} {summary[name]:.4f}" for name in ("accuracy", "loss") if summary.get(name) is not None]
+        names = ("accuracy", "loss") if summary.get("loss") is not None else ("train_loss",)  # without a test set
+        metrics = [f"{name} {summary[name]:.4f}" for name in names if summary.get(name) is not None]
         rounds = f"{summary['rounds']} round" + "s" * (summary["rounds"] != 1)
         return f"<{type(self).__name__} of {', '.join([self._algorithm, rounds, *metrics])}, {_stopped(summary)}>"
 
@@ -108,7 +109,7 @@ def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         if value is not None:
             label = "AUC" if name == "auc" else name.replace("_", " ")
             rows.append((label, _number(value) if isinstance(value, float) else str(value)))
-    rows += tuned_rows(summary.get("finetuned")) + combined_rows(summary.get("combined"))
+    rows += tuned_rows(summary.get("finetuned")) + baseline_rows(summary) + combined_rows(summary.get("combined"))
     rows.append(("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}"))
     rows.append(("seconds", f"{summary['seconds']:.1f}"))
     if summary.get("simulated_seconds") is not None:
@@ -127,6 +128,15 @@ def tuned_rows(tuned: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         if name is not None and before.get(name) is not None:
             label = f"{name.replace('_', ' ')}, fine-tuned"
             rows.append((label, f"{_number(after[name])} (before {_number(before[name])})"))
+    return rows
+
+
+def baseline_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """One row for each baseline: the metrics that the summary shows first."""
+    rows = []
+    for name, metrics in summary.get("baselines", {}).items():
+        known = [m for m in FIRST if metrics.get(m) is not None]
+        rows.append((name, ", ".join(f"{m} {_number(metrics[m])}" for m in known) or "not measured"))
     return rows
 
 

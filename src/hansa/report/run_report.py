@@ -10,7 +10,7 @@ from typing import Any
 
 from hansa.artifacts.run_folder import REPORT, SUMMARY, RunFolder, read_json
 from hansa.core.round_record import LISTED
-from hansa.report import clusters, fusion_shares, plots
+from hansa.report import clusters, fusion_shares, metric_tables, plots
 from hansa.report.display import tuned_rows
 from hansa.report.html import Detail, Picture, Section, Sheet, write_report
 from hansa.report.party_metrics import own_metrics
@@ -32,6 +32,7 @@ def run_report(run_dir: Path) -> Path:
     algorithm = record.get("algorithm", {}).get("name", "run")
     intro = [_story(algorithm, history, summary)]
     tables: list[Section] = [_numbers(summary, history)]
+    tables += metric_tables.sheets(metric_tables.chosen(record), history, summary, algorithm)
     parties = own_metrics(history, summary, ASKED)
     if parties.rows or parties.notes:
         note = " ".join(["Each on its own test samples, after the last round with an evaluation.", *parties.notes])

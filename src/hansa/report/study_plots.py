@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hansa.metrics.names import higher_is_better, plain_metric
+from hansa.metrics.names import higher_is_better, plain_metric, possible_values
 from hansa.report.plots import BLUE, GREEN, ORANGE, RED, SKY, blank, plain, rounds_axis, unit
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def look(at: int, name: str) -> Look:
 
 def is_percent(metric: str) -> bool:
     """Whether a metric is a share, shown in percent."""
-    return plain_metric(metric) in PERCENT and not metric.endswith("_variance")  # a spread has the metric's unit
+    share = plain_metric(metric) in PERCENT or possible_values(plain_metric(metric)) == (0.0, 1.0)
+    return share and not metric.endswith("_variance")  # a spread has the metric's unit
 
 
 def title(metric: str) -> str:

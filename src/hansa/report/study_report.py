@@ -18,7 +18,7 @@ import numpy as np
 from hansa.artifacts.run_folder import RunFolder, write_atomic
 from hansa.core.errors import HansaError
 from hansa.metrics.names import higher_is_better
-from hansa.report import markdown, toml
+from hansa.report import markdown, party_grid, toml
 from hansa.report import study_plots as plots
 from hansa.report import study_tables as sheets
 from hansa.report.html import Detail, Picture, Section, write_report
@@ -69,6 +69,7 @@ def contents(results: StudyDisplay) -> tuple[str, list[str], list[Section]]:
     sections: list[Section] = [
         *filter(None, [sheets.main(results, names)]),
         *_finals(results, names),
+        *party_grid.sections(results, names),
         *_curves(results, names),
         *_ranks(results, names),
         *_pairs(results, names),
@@ -86,7 +87,7 @@ def contents(results: StudyDisplay) -> tuple[str, list[str], list[Section]]:
 def pictures(results: StudyDisplay) -> Iterator[Picture]:
     """The pictures of the report, in its order, each drawn on demand."""
     names = Names(results)
-    parts = (_finals, _curves, _ranks, _pairs, _adversaries)
+    parts = (_finals, party_grid.sections, _curves, _ranks, _pairs, _adversaries)
     for section in itertools.chain(*(part(results, names) for part in parts), _partitions(results)):
         if isinstance(section, Picture):
             yield section

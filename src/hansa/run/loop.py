@@ -202,6 +202,8 @@ class Training:
         current.busy = yield Open(current.number, current.record)
         if self.attended is not None:
             current.available = yield Attend(current.number, self.attended)
+        if self.holdings.pooled:
+            current.available = [0]
         verbs = self.algorithm.verbs | ({"gather"} if self.run.select.sees else frozenset())
         fed = self.exchanges.federation(current.number, "round", verbs, current.busy, current.protocol)
         fed.available, fed.trusted, fed.layers = current.available, self.trusted, self.layers

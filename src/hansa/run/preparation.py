@@ -56,6 +56,8 @@ class PreparationLearner:
 
     async def _ask(self, fed: Federation) -> Learned:
         fed.cohort = [party for party in fed.parties if party not in self._refusing]
+        if self.exchanges.holdings.pooled:  # the other parties have no samples to learn from
+            fed.cohort = [0]
         op, payload = await self._learned(fed)
         await fed.gather(op, payload)
         return op, payload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Result(Displayed):
     state: State
     experiment: dict[str, Any]
     run_dir: Path | None
+    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)  # the metrics of `run.baselines` by name
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -118,6 +119,7 @@ class Result(Displayed):
             "seconds": round(progress.seconds, 3), "stopped": progress.stopped,
             "run_dir": None if self.run_dir is None else str(self.run_dir),
             **({} if self.training.finetuned is None else {"finetuned": self.training.finetuned}),
+            **({} if not self.baselines else {"baselines": self.baselines}),
             **({} if not self.training.evaluation.combined else {"combined": self.training.evaluation.combined}),
         }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -20,7 +21,8 @@ from hansa.core.objective import Objective
 from hansa.core.registry import fill
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
-from hansa.experiment.checks import NO_ATTACKS, check_data, transforms
+from hansa.experiment.baselines import KEPT, POOLED, baseline
+from hansa.experiment.checks import NO_ATTACKS, check_data, check_pooled, transforms
 from hansa.experiment.settings import Run
 from hansa.local.solver import LocalSolver
 from hansa.privacy import Privacy, spent
@@ -91,11 +93,25 @@ def _train(training: Training, runtime: Simulation, recorder: Recorder, record: 
     finally:
         training.on_round = None  # it may refer to the result, which would stay in memory until a garbage collection
     result = Result(training, state, record, recorder.path)
+    result.baselines = {name: _baseline(name, training) for name in training.run.baselines}
     problem = without_effect(result.history) or rejected_rounds(result.history)
     if problem is not None:
         log.warning(problem)
     recorder.finish(result)
     return result
+
+
+def _baseline(name: str, training: Training) -> dict[str, Any]:
+    """The metrics of a baseline at its end, and those of each party."""
+    run = training.run
+    task = dataclasses.replace(training.task, pooled=name == POOLED)
+    settings = {field: getattr(run, field) for field in KEPT}
+    result = simulate(baseline(name, training.algorithm), task, progress=False, alone=True, **settings)
+    log.info("baseline %s: %d rounds", name, result.summary["rounds"])
+    last = next((line for line in reversed(result.history) if "loss" in line or "unmeasured" in line), {})
+    apart = ("seconds", "simulated_seconds", "train_loss")
+    numbers = {key: value for key, value in last.items() if isinstance(value, float) and key not in apart}
+    return numbers | {key: last[key] for key in ("parties", "worst_parties", "unmeasured") if key in last}
 
 
 def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resume: bool, force: bool,
@@ -115,6 +131,8 @@ def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resu
         raise ConfigError("resume=True needs run_dir, the folder of the run to resume")
     run: Run = fill(Run, settings, where="run")
     protection = privacy_of(privacy)
+    if task.pooled:
+        check_pooled(algorithm, task.ids is not None, bool(adversary) or protection != Privacy())
     if protocol is not None and protection != Privacy():
         raise ConfigError(
             "protocol= takes over every sum, so privacy= would have no effect; give the protocol as privacy.secure, or "
@@ -123,6 +141,8 @@ def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resu
     if force and not resume:
         raise ConfigError("force=True applies to a resumed run only; give resume=True too, or leave it out")
     _check_device(run.device, run.precision)
+    for name in run.baselines:
+        baseline(name, algorithm)
     return run, protection
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     pass
 
 RESULTS = "results.json"
+ALONE = "local-only"  # the baseline whose parties have models of their own
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,16 @@ class Results(StudyDisplay):
         return list(dict.fromkeys(outcome.cell.algorithm for outcome in self.outcomes))
 
     @property
+    def baselines(self) -> list[str]:
+        """Labels of the baselines among the algorithms; they are in no ranking."""
+        return [choice.label for choice in self.study.algorithms if choice.baseline]
+
+    @property
+    def contenders(self) -> list[str]:
+        """Labels of the algorithms that are not baselines."""
+        return [name for name in self.algorithms if name not in self.baselines]
+
+    @property
     def settings(self) -> list[str]:
         """Labels of the settings (partition, adversary and variant), in the study's order."""
         return list(dict.fromkeys(outcome.cell.setting for outcome in self.outcomes))
@@ -114,11 +125,16 @@ class Results(StudyDisplay):
 
     @cached_property
     def metric(self) -> str:
-        """Metric of the comparison: the study's metric, else accuracy if measured, else the loss."""
-        if self.study.metric is not None:
-            return self.study.metric
-        measured = any("accuracy" in line for outcome in self.outcomes for line in outcome.history)
-        return "accuracy" if measured or not self.outcomes else "loss"
+        """Metric of the comparison: the study's metric, else accuracy if measured, else the loss.
+
+        Without test samples it is the training loss. Beside the baseline local-only, whose models no central test set
+        measures, it is the mean over parties, on the same samples for all."""
+        measured = {name for outcome in self.outcomes for line in outcome.history for name in line}
+        known = [name for name in ("accuracy", "loss", "train_loss") if name in measured]
+        usual = known[0] if known else "loss" if any(outcome.history for outcome in self.outcomes) else "accuracy"
+        metric = self.study.metric or usual
+        over = f"party_{metric}_mean"
+        return over if ALONE in self.baselines and over in measured else metric
 
     def runs(self, algorithm: str, setting: str) -> list[Outcome]:
         """Successful runs of an algorithm in a setting, one per seed."""
@@ -165,9 +181,9 @@ class Results(StudyDisplay):
         return statistics.differences(setting, values)
 
     def order(self, setting: str) -> list[str]:
-        """Algorithms with a value in a setting, best final metric first."""
+        """Algorithms with a value in a setting, best final metric first; without the baselines."""
         sign = -1.0 if higher_is_better(self.metric) else 1.0
-        means = {name: self.estimate(f"final_{self.metric}", name, setting) for name in self.algorithms}
+        means = {name: self.estimate(f"final_{self.metric}", name, setting) for name in self.contenders}
         finals = {name: each.mean for name, each in means.items() if each is not None and each.mean is not None}
         return sorted(finals, key=lambda name: sign * finals[name])
 
@@ -179,19 +195,19 @@ class Results(StudyDisplay):
         return [name for name in order if name == order[0] or not worse.get((order[0], name), False)]
 
     def ranks(self) -> Ranking:
-        """Mean ranks by the final metric over blocks; a diverged run ranks last.
+        """Mean ranks of the algorithms, without baselines, by the final metric over blocks; a diverged run ranks last.
 
         A block is a setting with a seed for which every algorithm has a run."""
         higher = higher_is_better(self.metric)
         worst = -math.inf if higher else math.inf
         blocks = []
         for setting in self.settings:
-            by_name = [self.values(f"final_{self.metric}", name, setting) for name in self.algorithms]
+            by_name = [self.values(f"final_{self.metric}", name, setting) for name in self.contenders]
             for seed in self.study.seeds:
                 if all(seed in values for values in by_name):
                     row = [values[seed] for values in by_name]
                     blocks.append([worst if value is None else value for value in row])
-        return statistics.ranking(self.algorithms, blocks, higher)
+        return statistics.ranking(self.contenders, blocks, higher)
 
     def curve(
         self, algorithm: str, setting: str, metric: str, against: Axis = "rounds"

@@ -82,6 +82,7 @@ def compare(
     *,
     dataset: Any = None,
     model: Any = None,
+    baselines: Sequence[str] | None = None,
     partitions: Sequence[Any] | None = None,
     parties: int | None = None,
     adversaries: Sequence[Any] | None = None,
@@ -102,10 +103,11 @@ def compare(
 ) -> Results:
     """Compare algorithms, each given by name, as a table or as a part, on a data set divided in one or more ways.
 
-    This is the same study as with `hansa compare`. Runs are stored in `folder` (by default runs/NAME, with the name of
-    the study), so a second call with more algorithms or seeds does only the new runs. `more` are dotted
-    fields for all runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1, "run.eval_every": 5}`. Pass your own
-    data as `dataset="my_module:function"`; a Task made of arrays has no configuration that could identify its runs.
+    This is the same study as with `hansa compare`. `baselines` are "local-only" and "centralised". Runs are stored in
+    `folder` (by default runs/NAME, with the name of the study), so a second call with more algorithms or seeds does
+    only the new runs. `more` are dotted fields for all runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1,
+    "run.eval_every": 5}`. Pass your own data as `dataset="my_module:function"`; a Task made of arrays has no
+    configuration that could identify its runs.
     `track` names trackers, as for `simulate`; they receive the study and its report at the end. In a notebook, a line
     below the cell shows the progress.
     """
@@ -116,8 +118,8 @@ def compare(
         )
     if isinstance(algorithms, (str, Part)):
         algorithms = [algorithms]
-    fields = {"algorithms": algorithms, "partitions": partitions, "adversaries": adversaries, "grid": grid,
-              "tune": tune, "target": target, "metric": metric, "jobs": jobs,
+    fields = {"algorithms": algorithms, "baselines": baselines, "partitions": partitions, "adversaries": adversaries,
+              "grid": grid, "tune": tune, "target": target, "metric": metric, "jobs": jobs,
               "seeds": seeds if isinstance(seeds, int) else list(seeds)}  # fmt: skip
     settings = {"task.dataset": dataset, "task.model": model, "task.data_dir": data_dir, "partition.parties": parties,
                 "run.rounds": rounds, "run.cohort": cohort}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hansa.experiment.baselines import BASELINES
 from hansa.experiment.schema import Schema, SchemaBuilder, name_keys, with_name
 from hansa.study.spec import KEYS
 
@@ -34,6 +35,9 @@ def study_table(builder: SchemaBuilder) -> Schema:
     known: dict[str, Schema] = {
         "name": {"type": "string", "description": "Name of the study. Default: the name of the file."},
         "algorithms": _axis("Algorithms to compare.", _entry(builder, "algorithm")),
+        "baselines": _axis(
+            "Baselines of the algorithms: each party alone, and all samples in one place.", {"enum": list(BASELINES)}
+        ),
         "partitions": _axis("Partitions to compare them on.", _entry(builder, "partition")),
         "adversaries": _axis('Attackers to compare them under; "none" for no attack.', attackers),
         "grid": {**FIELDS, "description": "Fields to vary: every combination of their values is run."},

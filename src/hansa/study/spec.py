@@ -13,14 +13,15 @@ from typing import Any
 
 from hansa.adversary import named
 from hansa.core.errors import ConfigError, nearest
-from hansa.core.registry import lookup, nest, registered
+from hansa.core.registry import from_config, lookup, nest, registered, to_config
+from hansa.experiment.baselines import BASELINES, KEPT, POOLED, baseline
 from hansa.experiment.config import TABLES, merge, read_toml
 from hansa.experiment.settings import measured
 from hansa.study.cell import Cell
 from hansa.track.tracker import Tracker, trackers
 
-KEYS = ("name", "algorithms", "partitions", "adversaries", "grid", "seeds", "target", "metric", "tune", "tune_seeds",
-        "jobs")  # fmt: skip
+KEYS = ("name", "algorithms", "baselines", "partitions", "adversaries", "grid", "seeds", "target", "metric", "tune",
+        "tune_seeds", "jobs")  # fmt: skip
 # The field that a number after a partition's name sets, as in "dirichlet:0.1".
 SHORT = {"dirichlet": "alpha", "quantity": "alpha", "shards": "per_party", "similarity": "similarity", "noise": "sigma",
          "iid": "parties"}  # fmt: skip
@@ -33,11 +34,12 @@ SKEWED = {"name": "dirichlet", "alpha": 0.3}
 
 @dataclass(frozen=True)
 class Choice:
-    """One point of an axis: its label, its table, and for an algorithm its own values to tune, if any."""
+    """One point of an axis: its label and table; for an algorithm its own values to tune, and if it is a baseline."""
 
     label: str
     table: Any  # None: no adversary
     tune: dict[str, list[Any]] | None = None
+    baseline: bool = False  # whether it is a baseline of the algorithms
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,12 @@ class Study:
         tree["task"] = {"party_test": PARTY_TEST, **tree["task"]}
         run = {"checkpoint_seconds": CHECKPOINT_SECONDS, **tree.get("run", {}), "seed": seed}
         run.pop("target", None)  # every run does all rounds, so that runs can be compared
+        run.pop("baselines", None)  # they are runs of the study
+        if algorithm.baseline:
+            tree.pop("adversary", None)
+            tree.pop("privacy", None)
+            tree["task"] |= {"pooled": True} if algorithm.label == POOLED else {}
+            run = {name: value for name, value in run.items() if name in KEPT}
         tree["run"] = run if self.metric is None else {**run, "metric": self.metric}
         return tree
 
@@ -147,6 +155,7 @@ def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
     if metric is not None:
         measured(run.get("metrics", ()), str(metric), "study.")
     algorithms = _axis("algorithm", options.get("algorithms"), tree.get("algorithm"))
+    algorithms += _baselines(options.get("baselines", run.get("baselines", ())), algorithms)
     study = Study(
         str(options.get("name", name)), {**tree, "study": dict(options)}, algorithms,
         _axis("partition", options.get("partitions"), tree.get("partition"),
@@ -227,6 +236,22 @@ def _axis(kind: str, entries: Any, base: Any, undivided: str = "") -> tuple[Choi
         if labels.count(label) > 1:
             raise ConfigError(f"study.{plural}: two entries have the label {label!r}; give one of them another label")
     return tuple(choices)
+
+
+def _baselines(names: Any, algorithms: Sequence[Choice]) -> tuple[Choice, ...]:
+    """The baselines of a study, with the local solver of its first algorithm."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ConfigError(f"study.baselines must be a list of {' and '.join(BASELINES)}, got {names!r}")
+    out = []
+    for name in names:
+        if name not in BASELINES:
+            raise ConfigError(f"study.baselines: unknown baseline {name!r}{nearest(str(name), BASELINES)}")
+        if name in [choice.label for choice in (*algorithms, *out)]:
+            raise ConfigError(f"study.baselines: two entries have the label {name!r}; give one of them another label")
+        first = from_config("algorithm", algorithms[0].table, where="study.algorithms[0]")
+        tune = algorithms[0].tune
+        out.append(Choice(name, to_config(baseline(name, first)), tune, baseline=True))
+    return tuple(out)
 
 
 def _choice(kind: str, entry: Any, common: Mapping[str, Any], where: str) -> Choice:

@@ -30,6 +30,7 @@ NUMBERS = ("round", "asked", "replies", "bytes_up", "bytes_down", "simulated_sec
 METRICS = re.compile(r"(train_)?loss|accuracy|auc|rmse|mae|r2|party_(accuracy|loss)_(mean|worst_tenth|spread)|"
                      r"attack_success")  # fmt: skip
 LONGEST = 300  # characters of a reason
+CHOSEN = 8  # metrics of `run.metrics` that are shown
 MANY = 50  # parties of a round that are shown with a reason
 
 
@@ -54,6 +55,9 @@ def shown(line: Mapping[str, Any]) -> Line:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if number and (name in NUMBERS or METRICS.fullmatch(name)):
             out[name] = value if math.isfinite(value) else None
+    chosen = [name for name in line if f"party_{name}_mean" in line and name not in out]
+    if chosen:
+        out["chosen"] = {name: line[name] for name in chosen[:CHOSEN] if isinstance(line[name], float)}
     if "empty" in line:
         out["empty"] = str(line["empty"])[:LONGEST]
     for name in ("missing", "rejected"):

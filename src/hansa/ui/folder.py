@@ -17,7 +17,8 @@ from hansa.ui.events import LONGEST, Line, Look, shown
 
 METRICS, EXPERIMENT, REPORT = "metrics.jsonl", "experiment.json", "report.html"  # as `hansa.run` names them
 PARTIES = 200  # parties that are shown; missing and rejected ones first
-OWN = ("accuracy", "loss")  # metrics of a party on its own test samples that are shown
+FIRST = ("accuracy", "loss")  # metrics of a party on its own test samples that are shown first
+OWN = 6  # such metrics that are shown
 CHUNK = 2**22  # bytes of metrics that one look reads
 
 
@@ -94,7 +95,8 @@ class RunFolderSource:
                 row[how] += 1
                 row["reason"] = f"round {line['round']}: {str(why)[:LONGEST]}"
         for party, metrics in (line.get("parties") or line.get("worst_parties") or {}).items():
-            self._row(party).update({name: metrics[name] for name in OWN if name in metrics})
+            names = sorted(metrics, key=lambda name: (name not in FIRST, FIRST.index(name) if name in FIRST else 0))
+            self._row(party)["scores"] = {name: metrics[name] for name in names[:OWN]}
 
     def _row(self, party: str) -> dict[str, Any]:
         """The row of a party; of too many parties, a row that is not shown."""

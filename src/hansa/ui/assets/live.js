@@ -21,6 +21,7 @@ const job = () => jobs().find((j) => j.job === chosen) || jobs()[0];
 const now = () => Date.now() / 1000 + offset;
 const number = (v) => v === null || v === undefined ? "–" : Number.isInteger(v) ? v.toLocaleString("en") : Math.abs(v) >= 1e4 || (v && Math.abs(v) < 1e-3) ? v.toExponential(2) : v.toFixed(4);
 const short = (v) => Math.abs(v) >= 1e4 || (v && Math.abs(v) < 1e-3) ? v.toExponential(1) : String(+v.toPrecision(3));
+const words = (name) => { const text = name.replaceAll("_", " "); return text === "auc" ? "AUC" : text[0].toUpperCase() + text.slice(1); };
 const plural = (n, one, many) => `${number(n)} ${n === 1 ? one : many}`;
 
 function bytes(n) {
@@ -179,10 +180,14 @@ function drawCurves(j) {
   const mark = j ? `${j.job} ${lines.length} ${end ? end.round : 0}` : "";
   if (mark === drawn) return;
   drawn = mark;
-  const series = (wanted) => wanted.map(([name, text]) => ({ name: text, points: lines.filter((l) => typeof l[name] === "number").map((l) => [l.round, l[name]]) })).filter((c) => c.points.length).slice(0, 3);
+  const value = (l, name) => l[name] !== undefined ? l[name] : (l.chosen || {})[name];
+  const chosenNames = [...new Set(lines.flatMap((l) => Object.keys(l.chosen || {})))];
+  const series = (wanted) => wanted.map(([name, text]) => ({ name: text, points: lines.filter((l) => typeof value(l, name) === "number").map((l) => [l.round, value(l, name)]) })).filter((c) => c.points.length).slice(0, 3);
   const figures = [], share = series(SCORES), loss = series(LOSSES);
   if (share.length) figures.push(Curves.figure(share.length > 1 ? "Scores" : "Score", share.some((c) => c.name === "R²") ? "" : "share", share, short));
   if (loss.length) figures.push(Curves.figure("Loss", "", loss, short));
+  const others = series(chosenNames.map((name) => [name, words(name)]));
+  if (others.length) figures.push(Curves.figure("Chosen metrics", "", others, short));
   if (lines.length) {
     figures.push(Curves.figure("Bytes per round", "count", series([["bytes_up", "from parties"], ["bytes_down", "to parties"]]), bytes));
     figures.push(Curves.figure("Cohort", "count", series([["replies", "replies used"], ["asked", "asked"]]), short));
@@ -192,23 +197,24 @@ function drawCurves(j) {
   $("curves").replaceChildren(...figures);
   show($("curves-none"), !lines.length);
   show($("numbers-box"), lines.length > 0);
-  const columns = COLUMNS.filter(([name]) => lines.some((l) => l[name] !== undefined));
+  const columns = [...COLUMNS.filter(([name]) => lines.some((l) => l[name] !== undefined)), ...chosenNames.map((name) => [name, words(name)])];
   head($("numbers"), columns.map(([, text], at) => [text, at ? "number" : ""]));
   $("numbers").tBodies[0].replaceChildren();
-  fill($("numbers"), lines.slice(-50).reverse().map((l) => [String(l.round), columns.map(([name], at) => [number(l[name]), at ? "number" : ""])]));
+  fill($("numbers"), lines.slice(-50).reverse().map((l) => [String(l.round), columns.map(([name], at) => [number(value(l, name)), at ? "number" : ""])]));
 }
 
 function drawParties(j) {
   const rows = Object.keys(values).filter((name) => name.startsWith("party:")).map((name) => values[name]);
   const simulated = about().kind === "simulation", count = values.parties || { total: rows.length };
   const n = j && ACTIVE.includes(j.status) ? values[`now:${j.job}`] : null;
-  const lost = simulated ? rows.filter((p) => p.missing || p.rejected).length : rows.length, measured = simulated && rows.some((p) => p.loss !== undefined);
-  const named = lost < count.total ? `; ${lost} are shown` : "", own = measured ? " Accuracy and loss: each party on its own test samples, in the last evaluation." : "";
+  const lost = simulated ? rows.filter((p) => p.missing || p.rejected).length : rows.length;
+  const scores = simulated ? [...new Set(rows.flatMap((p) => Object.keys(p.scores || {})))] : [], measured = scores.length > 0;
+  const named = lost < count.total ? `; ${lost} are shown` : "", own = measured ? " Scores: each party on its own test samples, in the last evaluation." : "";
   put($("parties-note"), simulated ? (count.total ? `${plural(count.total, "party was", "parties were")} missing or rejected in some round${named}.` : "No party was missing or rejected so far.") + own : `${plural(count.total, "party", "parties")}, ${number(count.here || 0)} connected${named}.`);
-  head($("parties"), simulated ? ["Party", ...(measured ? [["Accuracy", "number"], ["Loss", "number"]] : []), ["Missing", "number"], ["Rejected", "number"], "Last reason"] : ["Party", "Connection", "Last seen", "In this exchange", ["Rejected", "number"], "Last reason"]);
+  head($("parties"), simulated ? ["Party", ...scores.map((name) => [words(name), "number"]), ["Missing", "number"], ["Rejected", "number"], "Last reason"] : ["Party", "Connection", "Last seen", "In this exchange", ["Rejected", "number"], "Last reason"]);
   rows.sort((a, b) => a.number - b.number);
   show($("parties").parentNode, rows.length > 0);
-  fill($("parties"), rows.map((p) => [p.name, simulated ? [p.name, ...(measured ? [[number(p.accuracy), "number"], [number(p.loss), "number"]] : []), [number(p.missing), "number"], [number(p.rejected), "number"], [p.reason, "why"]] : [
+  fill($("parties"), rows.map((p) => [p.name, simulated ? [p.name, ...scores.map((name) => [number((p.scores || {})[name]), "number"]), [number(p.missing), "number"], [number(p.rejected), "number"], [p.reason, "why"]] : [
     p.name,
     [p.state !== "enrolled" ? p.state : p.here ? "connected" : "not connected", p.state === "revoked" ? "bad" : ""],
     ["", "when"],
