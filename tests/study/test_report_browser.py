@@ -142,3 +142,21 @@ def test_pictures_are_shown(page: Any, written: Path) -> None:
     page.goto(written.as_uri())
     shown = page.locator("img").evaluate_all("all => all.map(it => it.complete && it.naturalWidth > 100)")
     assert len(shown) == 9 and all(shown)
+
+
+def test_the_parties_of_a_study_are_a_table_that_sorts_and_a_heat_map(page: Any, tmp_path: Path) -> None:
+    results = made_up(("fedavg", "scaffold"), ("iid",), 2, 3)
+    scores = {"clinic": 0.7, "<b>lab</b>": 0.9, "ward": 0.8}
+    for at, outcome in enumerate(results.outcomes):
+        outcome.history[-1]["parties"] = {name: {"accuracy": score - 0.01 * at} for name, score in scores.items()}
+    page.goto(write_report(tmp_path / "report.html", *report.contents(results)).as_uri())
+    section = page.locator("section").filter(has=page.get_by_role("heading", name="Parties", exact=True))
+    names = section.locator("tbody tr > :first-child")
+    assert names.all_inner_texts() == ["clinic", "ward", "<b>lab</b>"]  # the worst first
+    sort = section.locator("thead th").filter(has_text="scaffold").get_by_role("button")
+    sort.click()
+    first = names.all_inner_texts()
+    sort.click()
+    assert names.all_inner_texts() == first[::-1] and set(first) == set(scores)
+    figure = page.locator("section").filter(has=page.get_by_role("heading", name="Parties by algorithm"))
+    assert figure.locator("svg, img").count() == 1

@@ -391,6 +391,26 @@ def test_a_simulation_is_shown_and_stopped_and_can_be_resumed(
     sight.close("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
 
 
+def test_a_simulation_shows_chosen_metrics_and_the_scores_of_each_party(
+    browser: Any, simulated: Callable[..., tuple[subprocess.Popen[str], str]]
+) -> None:
+    chosen = ["--set", "task.party_test=0.2", "--set", "run.metrics=['f1', 'log-loss']"]
+    process, where = simulated(3, "--stay", *chosen)
+    sight = Sight(browser, where)
+    page = sight.page
+    expect(page.locator("#now-status")).to_have_text("finished")
+    heads = page.locator("#parties thead th")
+    expect(heads.nth(1)).to_have_text("Accuracy")
+    texts = heads.all_inner_texts()
+    assert texts == ["Party", "Accuracy", "Loss", "F1", "Log loss", "Missing", "Rejected", "Last reason"]
+    scores = page.locator("#parties tbody tr").first.locator("td").all_inner_texts()
+    assert page.locator("#parties tbody tr").count() == 4 and all(float(score) >= 0 for score in scores[:4])
+    assert page.locator("figure", has_text="Chosen metrics").locator("path.curve").count() == 2
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=120) == 0
+    sight.close("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
+
+
 def test_the_page_stays_after_the_end_where_that_is_wanted_and_leads_to_the_report(
     browser: Any, simulated: Callable[..., tuple[subprocess.Popen[str], str]]
 ) -> None:

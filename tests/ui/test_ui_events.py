@@ -162,6 +162,17 @@ def line(round: int, **more: Any) -> dict[str, Any]:
     return {"round": round, "asked": 2, "replies": 2, "bytes_up": 10, "bytes_down": 20, **more}
 
 
+def test_chosen_metrics_are_shown_of_the_run_and_of_each_party(tmp_path: Path) -> None:
+    own = {"loss": 0.3, "f1": 0.5, "accuracy": 0.6, **{f"more_{k}": 0.1 for k in range(9)}}
+    measured = {"f1": 0.5, "party_f1_mean": 0.5, "loss": 0.3, "density": 0.2, "recall_by_sex": {"0": 0.1},
+                "party_recall_by_sex_mean": 0.1}  # fmt: skip
+    write(tmp_path, line(1, parties={"ann": own}, **measured))
+    run = RunFolderSource(tmp_path, "token", lambda: None)
+    values, rounds = run.look() or ({}, {})
+    assert list(values["party:ann"]["scores"])[:2] == ["accuracy", "loss"] and len(values["party:ann"]["scores"]) == 6
+    assert rounds[tmp_path.name][0]["chosen"] == {"f1": 0.5}
+
+
 def test_a_runs_folder_is_read_as_it_grows(tmp_path: Path) -> None:
     run = RunFolderSource(tmp_path, "token", lambda: None)
     values, rounds = run.look() or ({}, {})
