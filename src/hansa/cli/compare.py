@@ -306,6 +306,8 @@ def notes(results: Results) -> list[str]:
            f"± 95% intervals over {count} seeds"]  # fmt: skip
     if count == 1:
         out = [f"* best {final} of its setting. One seed: no intervals and no tests; use --seeds 3 or more"]
+    if results.baselines:
+        out.append(f"baselines, not ranked and not tested: {', '.join(results.baselines)}")
     columns = (f"final_{results.metric}", *(TO_TARGET[:2] if timed(results) else TO_TARGET[:1]), *OVER_PARTIES)
     if beyond := results.beyond(columns):
         out.append(beyond)

@@ -70,7 +70,7 @@ def _baselines(line: Mapping[str, Any], baselines: Mapping[str, Mapping[str, Any
     """The run beside its baselines: over all parties, and for each party."""
     if not baselines:
         return
-    every: dict[str, Mapping[str, Any]] = {name: line, **baselines}
+    every: dict[str, Mapping[str, Any]] = {name: line, **dict(sorted(baselines.items(), reverse=True))}
     measured = {m for values in every.values() for m, v in values.items() if isinstance(v, float)}
     means = sorted((m for m in measured if m.startswith("party_") and m.endswith(("_mean", "_worst_tenth"))),
                    key=lambda m: (plain_metric(m) not in FIRST, m))  # fmt: skip

@@ -27,7 +27,9 @@ Grid = dict[str, dict[str, float]]  # scores by party and algorithm
 
 def last_scores(history: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
     """Each party's own metric in the last evaluation of a run; of many parties, those that the line lists."""
-    line = next((each for each in reversed(history) if each.get("parties") or each.get("worst_parties")), {})
+    line: Mapping[str, Any] = next(
+        (each for each in reversed(history) if each.get("parties") or each.get("worst_parties")), {}
+    )
     own = line.get("parties") or line.get("worst_parties") or {}
     plain = plain_metric(metric)
     return {party: values[plain] for party, values in own.items() if values.get(plain) is not None}
@@ -59,7 +61,8 @@ def sections(results: StudyDisplay, names: Names) -> Iterator[Section]:
         columns = {name: names.algorithms[name] for name in results.algorithms}
         yield Sheet(f"Parties{where}", ("party", *columns.values()),
                     [_row(party, scores[party], columns, metric) for party in listed], note=note)  # fmt: skip
-        caption = f"{note} Darker is better; a cross: no score."
+        gaps = any(len(scores[party]) < len(columns) for party in listed)
+        caption = f"{note} Darker is better{'; a cross: no score' if gaps else ''}."
         suffix = f"-{number + 1}" if many else ""
         yield Picture(f"Parties by algorithm{where}", caption, heat_map(scores, listed, columns, metric),
                       name=f"parties{suffix}")  # fmt: skip

@@ -58,7 +58,8 @@ def value(score: float, metric: str) -> str:
 
 def findings(results: StudyDisplay, names: Names) -> list[str]:
     """The study in a few paragraphs."""
-    paragraphs = [_what(results), " ".join([*_best(results, names), *_tested(results)]), *_target(results, names)]
+    paragraphs = [_what(results), " ".join([*_best(results, names), *_tested(results)]), *_baselines(results, names)]
+    paragraphs += _target(results, names)
     paragraphs += _lost(results, names)
     failed = len(results.failed)
     if failed:
@@ -70,7 +71,7 @@ def findings(results: StudyDisplay, names: Names) -> list[str]:
 
 def _what(results: StudyDisplay) -> str:
     counts = (
-        (len(results.algorithms), "algorithm"), (len(results.settings), "setting"),
+        (len(results.contenders), "algorithm"), (len(results.settings), "setting"),
         (len(results.study.seeds), "seed"), (len(results.outcomes), "run"),
     )  # fmt: skip
     a, s, k, n = (f"{count:,} {word}{'s' * (count != 1)}" for count, word in counts)
@@ -79,6 +80,7 @@ def _what(results: StudyDisplay) -> str:
     parts = [_part(task.get(kind)) for kind in ("dataset", "model")]
     on = " with ".join(part for part in parts if part)
     long = f", of up to {rounds:,} rounds" if rounds else ""
+    a += f" and {len(results.baselines)} baseline{'s' * (len(results.baselines) != 1)}" if results.baselines else ""
     return f"{a}, {s}, {k}: {n}{long}{f', on {on}' if on else ''}."
 
 
@@ -109,6 +111,21 @@ def _best(results: StudyDisplay, names: Names) -> list[str]:
         result = f"{names.algorithms[best]} has the best {measure}{where}, {_estimate(estimate, results.metric)}"
         sentences.append(f"{result}{_against(results, names, setting)}.")
     return sentences
+
+
+def _baselines(results: StudyDisplay, names: Names) -> list[str]:
+    """How the baselines end, in a study of few settings."""
+    if not results.baselines or len(results.settings) > FEW:
+        return []
+    sentences = []
+    for setting in results.settings:
+        estimates = {name: results.estimate(f"final_{results.metric}", name, setting) for name in results.baselines}
+        ends = [
+            f"{names.algorithms[name]} {_estimate(each, results.metric)}" for name, each in estimates.items() if each
+        ]
+        where = f" in {names.settings[setting]}" if len(results.settings) > 1 else ""
+        sentences += [f"Baselines{where}: {listed(ends)}."] if ends else []
+    return [" ".join(sentences)] if sentences else []
 
 
 def _against(results: StudyDisplay, names: Names, setting: str) -> str:
@@ -154,7 +171,7 @@ def _estimate(estimate: Estimate | None, metric: str) -> str:
 
 def _tested(results: StudyDisplay) -> list[str]:
     """The number of significant differences, and the test of the ranks."""
-    if len(results.algorithms) < 2 or not any(results.order(setting) for setting in results.settings):
+    if len(results.contenders) < 2 or not any(results.order(setting) for setting in results.settings):
         return []
     if len(results.study.seeds) < 2:
         return ["With one seed there are no intervals and no tests: any difference may be due to chance."]

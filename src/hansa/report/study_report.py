@@ -79,7 +79,7 @@ def contents(results: StudyDisplay) -> tuple[str, list[str], list[Section]]:
         *filter(None, [sheets.failures(results, names)]),
         *_origin(results, names),
     ]
-    count = len(results.algorithms)
+    count = len(results.contenders)
     heading = f"{names.title}: {count} algorithms compared" if count > 1 else names.title
     return heading, findings(results, names), sections
 

@@ -12,7 +12,7 @@ from hansa.metrics.statistics import Estimate
 from hansa.report.html import Sheet, TableCell
 from hansa.report.plots import uneven, unit
 from hansa.report.study_display import StudyDisplay
-from hansa.report.study_findings import Names, line, value
+from hansa.report.study_findings import Names, line, listed, value
 from hansa.report.study_plots import is_percent, title
 
 PAIRS = 150  # maximum number of pairs listed
@@ -115,7 +115,7 @@ def _best(
 ) -> dict[str, list[str]]:
     """By measure, the algorithms with the best mean of a setting; none if all are equal, nor for wall-clock time."""
     out: dict[str, list[str]] = {}
-    mine = [row for row in rows if row["setting"] == setting]
+    mine = [row for row in rows if row["setting"] == setting and row["algorithm"] in results.contenders]
     for column in columns:
         measure = column.measure
         higher = measure_of(measure, results.metric).higher
@@ -166,6 +166,8 @@ def _note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> s
             f"To target: until {title(results.metric).removesuffix(', %')} first reached "
             f"{value(target, results.metric)}; mean of the runs that reached it, and their number."
         )
+    if results.baselines:
+        notes.append(f"Baselines, not ranked and not tested: {listed([line(name) for name in results.baselines])}.")
     notes.append("Up: from the parties; down: to the parties. Sums over all parties, without evaluation.")
     return " ".join(notes)
 

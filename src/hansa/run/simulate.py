@@ -108,7 +108,9 @@ def _baseline(name: str, training: Training) -> dict[str, Any]:
     settings = {field: getattr(run, field) for field in KEPT}
     result = simulate(baseline(name, training.algorithm), task, progress=False, alone=True, **settings)
     log.info("baseline %s: %d rounds", name, result.summary["rounds"])
-    last = next((line for line in reversed(result.history) if "loss" in line or "unmeasured" in line), {})
+    last: dict[str, Any] = next(
+        (line for line in reversed(result.history) if "loss" in line or "unmeasured" in line), {}
+    )
     apart = ("seconds", "simulated_seconds", "train_loss")
     numbers = {key: value for key, value in last.items() if isinstance(value, float) and key not in apart}
     return numbers | {key: last[key] for key in ("parties", "worst_parties", "unmeasured") if key in last}

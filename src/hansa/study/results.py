@@ -173,9 +173,11 @@ class Results(StudyDisplay):
         return statistics.estimate(values, censored)
 
     def differences(self, setting: str) -> list[Difference]:
-        """Differences of the final metric for all pairs of algorithms in a setting, with significance."""
+        """Differences of the final metric for all pairs of algorithms in a setting, with significance.
+
+        Pairs with a baseline are not tested: more tests would find less among the algorithms."""
         values = {}
-        for algorithm in self.algorithms:
+        for algorithm in self.contenders:
             by_seed = self.values(f"final_{self.metric}", algorithm, setting)
             values[algorithm] = {seed: value for seed, value in by_seed.items() if value is not None}
         return statistics.differences(setting, values)

@@ -242,7 +242,7 @@ def _baselines(names: Any, algorithms: Sequence[Choice]) -> tuple[Choice, ...]:
     """The baselines of a study, with the local solver of its first algorithm."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise ConfigError(f"study.baselines must be a list of {' and '.join(BASELINES)}, got {names!r}")
-    out = []
+    out: list[Choice] = []
     for name in names:
         if name not in BASELINES:
             raise ConfigError(f"study.baselines: unknown baseline {name!r}{nearest(str(name), BASELINES)}")
