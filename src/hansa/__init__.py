@@ -33,7 +33,7 @@ provide("finetune", "hansa.local.finetune")
 provide("metric", "hansa.metrics")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
 provide("op", "hansa.core.predictor", "hansa.core.delivery", "hansa.local.finetune", "hansa.algorithms",
-        "hansa.classical", "hansa.data", "hansa.select", "hansa.metrics.measure",
+        "hansa.classical", "hansa.data", "hansa.select", "hansa.metrics.evaluate",
         *_SECURE, "hansa.secure.routing", "hansa.privacy", "hansa.transforms")  # fmt: skip
 
 for _kind in ("algorithm", "local"):

@@ -16,7 +16,7 @@ from hansa.core.ask import Gathered
 from hansa.core.errors import ConfigError
 from hansa.core.op import Reply
 from hansa.metrics import Accuracy, FunctionMetric
-from hansa.metrics.measure import Measure
+from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.predictions import Predictions
 from hansa.run import party_fields
 from hansa.run.result import Result
@@ -260,7 +260,7 @@ def test_with_a_min_cohort_a_group_of_few_parties_is_not_shown() -> None:
     assert list(line["accuracy_by_sex"]) == ["1"] and "accuracy_by_sex_gap" not in line and "parties" not in line
 
 
-def measured(n: int, op: Measure, least: int = 0) -> Reply:
+def measured(n: int, op: EvaluateMetrics, least: int = 0) -> Reply:
     x, y = samples(3, n)
     output = torch.from_numpy(np.stack([np.zeros(n, np.float32), x[:, 0]], 1))
     predictions = Predictions.of("cross_entropy", output, torch.from_numpy(y), 2)
@@ -268,9 +268,9 @@ def measured(n: int, op: Measure, least: int = 0) -> Reply:
 
 
 def test_small_groups_are_withheld_with_all_groups_of_their_column() -> None:
-    op = Measure(metrics=(Accuracy(), Accuracy(by="sex", groups=(0, 1))), classes=2)
+    op = EvaluateMetrics(metrics=(Accuracy(), Accuracy(by="sex", groups=(0, 1))), classes=2)
     for groups, least, told in (((0, 1), 5, True), ((0, 1), 31, False), ((0,), 5, True), ((0,), 31, False)):
-        op = Measure(metrics=(Accuracy(), Accuracy(by="sex", groups=groups)), classes=2)
+        op = EvaluateMetrics(metrics=(Accuracy(), Accuracy(by="sex", groups=groups)), classes=2)
         counts = measured(60, op, least).tensors
         assert ("accuracy_by_sex" in op.results(counts)) == told  # also if those of no group are few
         assert op.results(counts).get("accuracy_by_sex_withheld", 0) == (0 if told else 1)
@@ -278,7 +278,7 @@ def test_small_groups_are_withheld_with_all_groups_of_their_column() -> None:
 
 
 def test_impossible_counts_are_left_out_and_named() -> None:
-    op = Measure(metrics=(Accuracy(),), classes=2)
+    op = EvaluateMetrics(metrics=(Accuracy(),), classes=2)
     honest = [measured(20, op), measured(30, op)]
     right = {name: tensor.clone() for name, tensor in honest[0].tensors.items()}
 

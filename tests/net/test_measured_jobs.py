@@ -16,7 +16,7 @@ from hansa.core.gateway import SampleGateway
 from hansa.core.registry import build
 from hansa.local import SGD
 from hansa.metrics import AUC, F1, Accuracy, ConfusionMatrix, FunctionMetric, Recall
-from hansa.metrics.measure import Measure
+from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.net.party.gateway import OwnerGateway
 from hansa.net.party.policy import Policy
 from hansa.net.party.samples import PartySamples
@@ -83,7 +83,7 @@ def test_groups_of_a_deployed_job_must_be_named(league: League) -> None:
     assert ended["status"] == "failed" and "list them, as in groups = [0, 1]" in ended["reason"]
 
 
-def gateway(folder: Path, op: Measure, policy: str, n: int = 40) -> OwnerGateway:
+def gateway(folder: Path, op: EvaluateMetrics, policy: str, n: int = 40) -> OwnerGateway:
     (folder / "party.toml").write_text(policy)
     read = Policy.read(folder / "party.toml")
     x, y = torch.zeros(n, 2), torch.zeros(n)
@@ -116,7 +116,7 @@ BY_SEX = Recall(by="sex", groups=(0, 1))
 def test_what_metrics_let_the_aggregator_choose_is_bounded_by_the_party(
     metrics: Any, policy: str, why: str, tmp_path: Path
 ) -> None:
-    op = Measure(metrics=metrics, classes=2)
+    op = EvaluateMetrics(metrics=metrics, classes=2)
     refused = gateway(tmp_path, op, policy)._limits.refuses(op, 40)
     assert refused is not None and re.search(why, refused)
 
@@ -128,7 +128,7 @@ def test_a_policy_lists_the_groups_that_it_allows(tmp_path: Path) -> None:
         (AUC(bins=50), FLOOR),
         (BY_SEX, ""),
     ):
-        op = Measure(metrics=(metric,), classes=2)
+        op = EvaluateMetrics(metrics=(metric,), classes=2)
         opened = gateway(tmp_path, op, policy)
         assert opened._limits.refuses(op, 40) is None
         assert opened.least == (20 if policy else 0)  # each group needs as many samples as an evaluation
@@ -141,13 +141,19 @@ def test_a_policy_lists_the_groups_that_it_allows(tmp_path: Path) -> None:
 
 
 def test_a_policy_refuses_functions_that_it_does_not_list() -> None:
-    op = Measure(metrics=(Accuracy(), FunctionMetric(function="my_module:cost")), classes=2)
+    op = EvaluateMetrics(metrics=(Accuracy(), FunctionMetric(function="my_module:cost")), classes=2)
     assert Policy().refuses_op(op) == "its policy does not allow the function 'my_module:cost'"
     assert Policy(functions=("my_module:cost",)).refuses_op(op) is None
 
 
 def test_a_column_is_read_as_an_evaluation_and_counted(tmp_path: Path) -> None:
-    op = Measure(metrics=(BY_SEX,), classes=2)
+    op = EvaluateMetrics(metrics=(BY_SEX,), classes=2)
     policy = "[evaluate]\nper_job = 0\n"
     with pytest.raises(PartyError, match="0 evaluations per job"):
         gateway(tmp_path, op, policy).test_column("sex")
+
+
+@pytest.mark.parametrize("fields", [{"classes": -1}, {"classes": 2**40}, {"metrics": (Accuracy(),) * 65}])
+def test_sizes_that_no_evaluation_has_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at most 64 metrics and 1048576 classes"):
+        EvaluateMetrics(**{"metrics": (F1(),), "classes": 2, **fields})

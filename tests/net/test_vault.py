@@ -400,11 +400,11 @@ def test_a_policy_limits_evaluations_and_what_they_are_measured_on(place: Any) -
 
 def test_under_a_floor_evaluations_are_limited_without_a_word_of_the_owners() -> None:
     plain, own = Evaluations(), Evaluations(min_samples=3, total=5)
-    assert plain.under(False) == plain and plain.under(True) == FLOORED == Evaluations(20, 100, 1000)
-    assert own.under(False) == own and own.under(True) == Evaluations(3, 100, 5)
+    assert plain.under(False) == plain and plain.under(True) == FLOORED == Evaluations(20, 100, 1000, 200, {})
+    assert own.under(False) == own and own.under(True) == Evaluations(3, 100, 5, 200, {})
 
 
-@pytest.mark.parametrize("name", ["min_samples", "per_job", "total"])
+@pytest.mark.parametrize("name", ["min_samples", "per_job", "total", "numbers"])
 def test_a_limit_that_is_negative_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "party.toml").write_text(f"[evaluate]\n{name} = -1")
     with pytest.raises(ConfigError, match=f"evaluate.{name} must not be negative"):

@@ -37,9 +37,9 @@ class ClassMetric(Metric):
     def counts(self, predictions: Predictions) -> Tensor:
         (target, predicted), classes = predictions.arrays, predictions.classes
         counts = np.empty((3, classes))
-        counts[0] = np.bincount(target[predicted == target], minlength=classes)
+        counts[0] = np.bincount(target[predicted == target], minlength=classes)[:classes]
         counts[1] = np.bincount(predicted, minlength=classes)[:classes]  # a model may have more outputs than classes
-        counts[2] = np.bincount(target, minlength=classes)
+        counts[2] = np.bincount(target, minlength=classes)[:classes]
         return torch.from_numpy(counts)
 
     def samples(self, counts: Tensor) -> float:
@@ -179,7 +179,7 @@ class ConfusionMatrix(Metric):
 
     def counts(self, predictions: Predictions) -> Tensor:
         (target, predicted), classes = predictions.arrays, predictions.classes
-        known = predicted < classes
+        known = (predicted < classes) & (target < classes)
         cells = np.bincount(target[known] * classes + predicted[known], minlength=classes * classes)
         return torch.from_numpy(cells.astype(np.float64).reshape(classes, classes))
 

@@ -22,8 +22,8 @@ from hansa.core.registry import build, lookup
 from hansa.core.runtime import Abort, Attend, Request
 from hansa.core.task import Known, Pair, PartyShards
 from hansa.core.trusted import Trusted
+from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.function import functions, loaded
-from hansa.metrics.measure import Measure
 from hansa.metrics.metric import HOW, Metric
 from hansa.metrics.predictions import Predictions
 from hansa.run import party_fields
@@ -51,7 +51,7 @@ class Evaluation:
     probe: tuple[torch.Tensor, torch.Tensor] | None
     personal: bool = False  # whether each party has a model of its own
     trusted: Trusted | None = None
-    chosen: Measure | None = None  # the metrics of `run.metrics`
+    chosen: EvaluateMetrics | None = None  # the metrics of `run.metrics`
     before: torch.Tensor | None = None  # the features of the test set, before their preparation
 
     def check(self, state: State, private: bool = False) -> None:
@@ -248,7 +248,7 @@ class Evaluation:
 
 
 def choose(metrics: Sequence[Metric], objective: Objective, holdings: Known, test: Pair | None,
-           predicts: str) -> Measure:  # fmt: skip
+           predicts: str) -> EvaluateMetrics:  # fmt: skip
     """The op that measures the loss, the accuracy of classes and the chosen metrics; a ConfigError for a wrong one.
 
     `predicts` is what the model gives (`Predictor.gives`). In a simulation, values of columns become groups.
@@ -265,7 +265,8 @@ def choose(metrics: Sequence[Metric], objective: Objective, holdings: Known, tes
             raise ConfigError(f"run.metrics: {error}") from None
     usual = ["loss", *(["accuracy"] if classes else [])]
     keys = {metric.key for metric in fitted}
-    return Measure(metrics=(*(build("metric", name) for name in usual if name not in keys), *fitted), classes=classes)
+    first = (build("metric", name) for name in usual if name not in keys)
+    return EvaluateMetrics(metrics=(*first, *fitted), classes=classes)
 
 
 def _grouped(metric: Metric, holdings: Known, test: Pair | None) -> Metric:

@@ -12,7 +12,7 @@ from hansa.core.budget import finite
 from hansa.core.federation import Finding, Grouping
 from hansa.core.op import Reply
 from hansa.core.round_record import LISTED, Record, without_numbers
-from hansa.metrics.measure import Measure
+from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.names import higher_is_better
 
 WORST = 20  # parties that a metrics line lists of more than LISTED
@@ -119,7 +119,7 @@ def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:
     return out
 
 
-def counted_over_parties(measure: Measure, answers: Gathered, least: int, name: Name) -> dict[str, Any]:
+def counted_over_parties(measure: EvaluateMetrics, answers: Gathered, least: int, name: Name) -> dict[str, Any]:
     """As `over_parties`, for chosen metrics: those of all test samples together follow from the summed counts.
 
     A reply with impossible counts is left out, and named.

@@ -17,7 +17,7 @@ from torch import Tensor
 from hansa.core import codec
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import from_config, to_config
-from hansa.metrics.measure import Measure
+from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.metric import Metric
 from hansa.metrics.predictions import Predictions
 
@@ -81,7 +81,7 @@ class _MetricCheck:
         again = self.metric.counts(predictions(self.classes))
         assert torch.equal(again, self.counts), f"{self.where}: the same predictions give other counts"
         assert self.metric.samples(self.counts) in (SAMPLES, 0), f"{self.where}: it does not count every target"
-        op = Measure(metrics=(self.metric,), classes=self.classes)
+        op = EvaluateMetrics(metrics=(self.metric,), classes=self.classes)
         sent = op.count(self.all, lambda by: self.all.target)
         named = codec.decode(codec.encode(sent))
         assert set(named) == set(op.expects({})), f"{self.where}: its counts are not those that its op announces"

@@ -19,7 +19,7 @@ from hansa.core.op import Memory, Op, Party, Payload, unwrap
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build
 from hansa.core.shapes import largest_shape
-from hansa.metrics.measure import Measure
+from hansa.metrics.evaluate import EvaluateMetrics
 
 
 def evaluates(op: Op) -> bool:
@@ -86,7 +86,7 @@ class Evaluations:
     def refuses(self, op: Op, tests: int | None) -> str | None:
         """Why a party with that number of test samples refuses to evaluate on them, or None."""
         inner = unwrap(op)[1]
-        if isinstance(inner, Measure) and (refused := self._refuses_metrics(inner)) is not None:
+        if isinstance(inner, EvaluateMetrics) and (refused := self._refuses_metrics(inner)) is not None:
             return refused
         if not evaluates(op) or self.min_samples is None or tests is None:
             return None
@@ -97,7 +97,7 @@ class Evaluations:
             )
         return None
 
-    def _refuses_metrics(self, op: Measure) -> str | None:
+    def _refuses_metrics(self, op: EvaluateMetrics) -> str | None:
         """Why a party refuses chosen metrics, or None."""
         count = sum(math.prod(largest_shape(sizes)) for sizes, _ in op.expects({}).values())
         if self.numbers is not None and count > self.numbers:

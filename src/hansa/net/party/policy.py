@@ -23,8 +23,8 @@ from hansa.core.registry import Part, field_types, fill, from_config
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import FineTune, FineTunedPredictor
 from hansa.local.solver import WORK, LocalSolver
+from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.function import functions
-from hansa.metrics.measure import Measure
 from hansa.net.party.evaluations import Evaluations, evaluates
 from hansa.net.party.workload import Workload
 from hansa.net.transport.wire import Blob, Work
@@ -364,7 +364,7 @@ class Policy:
 
 def _functions(op: Part) -> list[str]:
     """The functions of the metrics of an op."""
-    return functions(op.metrics) if isinstance(op, Measure) else []
+    return functions(op.metrics) if isinstance(op, EvaluateMetrics) else []
 
 
 def _signed(op: Op) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError, PartyError
+from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build, register
@@ -18,13 +18,14 @@ from hansa.metrics.metric import Metric, gap
 from hansa.metrics.predictions import Predictions
 
 TARGETS = "targets"  # the number of targets; a sample may have several
+MOST_METRICS, MOST_CLASSES = 64, 2**20
 SLACK = 1 + 1e-9  # tolerance for the rounding of sums
 Column = Callable[[str | int], Tensor]  # the values of a column, before any preparation
 
 
-@register("measure")
+@register("evaluate-metrics")
 @dataclass(frozen=True)
-class Measure(Evaluate):
+class EvaluateMetrics(Evaluate):
     """Measure a model on the party's own test samples: the counts of chosen metrics, which add up over parties.
 
     `classes` is the number of classes, 0 for numbers. A group of samples by a column may have too few samples for the
@@ -35,6 +36,13 @@ class Measure(Evaluate):
     metrics: tuple[Metric, ...] = ()
     classes: int = 0
     measures: ClassVar[frozenset[str] | None] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.classes <= MOST_CLASSES or len(self.metrics) > MOST_METRICS:
+            raise ConfigError(
+                f"an evaluation has at most {MOST_METRICS} metrics and {MOST_CLASSES} classes, got "
+                f"{len(self.metrics)} and {self.classes}"
+            )
 
     @cached_property
     def _named(self) -> list[tuple[Metric, str]]:
