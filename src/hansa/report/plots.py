@@ -101,7 +101,8 @@ def legend_below(axes: Axes) -> None:
 
 def learning(history: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Plot loss and measured scores against rounds; None if nothing was measured."""
-    groups = (("Loss", LOSSES), ("Score on the test samples", SCORES), ("Error on the test samples", ERRORS))
+    groups = (("Loss", LOSSES), ("Score on the test samples", SCORES), ("Error on the test samples", ERRORS),
+              ("Chosen metrics", _chosen(history)))  # fmt: skip
     panels = []
     for title, styles in groups:
         curves = [(_series(history, name), *style) for name, *style in styles]
@@ -119,6 +120,15 @@ def learning(history: Sequence[Mapping[str, Any]]) -> Figure | None:
         rounds_axis(axes)
         legend_below(axes)
     return figure
+
+
+def _chosen(history: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str, str, str], ...]:
+    """The first three metrics of `run.metrics` that no other panel has, with their styles."""
+    others = {name for name, *_ in (*LOSSES, *SCORES, *ERRORS)}
+    names = dict.fromkeys(name for line in history for name in line if f"party_{name}_mean" in line)
+    styles = (("-", BLUE), ("--", ORANGE), (":", GREEN))
+    shown = [name for name in names if name not in others]
+    return tuple((name, name.replace("_", " "), *style) for name, style in zip(shown, styles, strict=False))
 
 
 def uneven(history: Sequence[Mapping[str, Any]]) -> bool:
