@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
-from hansa.matching.beta_bernoulli import Hyper, Process, Matcher, gains, hyper_update, match
+from hansa.matching.beta_bernoulli import Hyper, Matcher, Process, gains, hyper_update, match
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
