@@ -7,10 +7,10 @@ from hansa.core.registry import provide, refuse
 
 __version__ = "0.2.0"
 
-provide("algorithm", "hansa.algorithms", "hansa.classical")
+provide("algorithm", "hansa.algorithms", "hansa.classical", "hansa.matching")
 provide("local", "hansa.local")
 provide("server", "hansa.server")
-provide("fusion", "hansa.fusion")
+provide("fusion", "hansa.fusion", "hansa.matching")
 provide("select", "hansa.select")
 provide("schedule", "hansa.schedule")
 provide("pace", "hansa.schedule")
@@ -34,6 +34,7 @@ provide("metric", "hansa.metrics")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
 provide("op", "hansa.core.predictor", "hansa.core.delivery", "hansa.local.finetune", "hansa.algorithms",
         "hansa.classical", "hansa.data", "hansa.select", "hansa.metrics.evaluate",
+        "hansa.classical", "hansa.matching", "hansa.data", "hansa.select",
         *_SECURE, "hansa.secure.routing", "hansa.privacy", "hansa.transforms")  # fmt: skip
 
 for _kind in ("algorithm", "local"):
@@ -81,6 +82,7 @@ _EXPORTS = {
     "LeastSquares": "hansa.classical",
     "LinearSVM": "hansa.classical",
     "LogisticNewton": "hansa.classical",
+    "MatchPermute": "hansa.matching",
     "Gradient": "hansa.local",
     "SGD": "hansa.local",
     "SVRG": "hansa.local",

@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "server": {"core", "fusion", "schedule"},
     "select": {"core", "local"},
     "algorithms": {"core", "local", "fusion", "server", "select", "transforms"},
+    "matching": {"core", "fusion", "local", "models"},
     "privacy": {"core", "secure", "select", "transforms"},
     "sim": {"core", "local"},
     "report": {"core", "data", "metrics", "artifacts"},

@@ -24,12 +24,13 @@ from hansa.fusion import (
     WeightedMean,
     Zeno,
 )
+from hansa.matching import MatchPermute
 
 seeds = st.integers(0, 2**32 - 1)
 RULES: list[Fusion] = [
     WeightedMean(), Median(), TrimmedMean(), TrimmedMean(beta=0.45), Krum(), Krum(f=1), MultiKrum(),
     MultiKrum(f=1, m=3), GeometricMedian(), MeaMed(), MeaMed(q=2), Bulyan(), Bulyan(f=1), NormClip(),
-    NormClip(bound=0.5), FLTrust(), Zeno(), Zeno(b=2), Legato(),
+    NormClip(bound=0.5), FLTrust(), Zeno(), Zeno(b=2), Legato(), MatchPermute(), MatchPermute(inner=Median()),
 ]  # fmt: skip
 ROBUST = [Median(), TrimmedMean(beta=0.3), Krum(f=3), MultiKrum(f=3), GeometricMedian(), MeaMed(q=3), Bulyan(f=2)]
 MOVES = [rule for rule in RULES if not isinstance(rule, (NormClip, FLTrust, Zeno))]  # a translation moves the result

@@ -22,6 +22,7 @@ from hansa.testing import PartyPool, check_algorithm, check_engines
 ENGINES = ["reference", "stacked"]
 FUSIONS = [name for name, part in registered("fusion").items() if part.__module__.startswith("hansa.")]
 SEEING = [name for name in FUSIONS if name != "mean"]
+BOUNDING = [name for name in SEEING if name != "match-permute"]  # which takes the mean of permuted updates
 NAMES = ["anna", "boris", "clara", "dora", "emil", "fanny", "gita", "hugo"]
 HOSTILE = "clara"
 
@@ -85,7 +86,7 @@ def test_a_bad_reply_changes_nothing_to_the_last_bit_and_is_reported(fusion: str
     assert torch.equal(done.state.params.w, without.state.params.w)
 
 
-@pytest.mark.parametrize("fusion", [name for name in SEEING if name != "legato"])  # which bounds nothing
+@pytest.mark.parametrize("fusion", [name for name in BOUNDING if name != "legato"])  # which bounds nothing
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_huge_update_is_survived(fusion: str, engine: str) -> None:
     algorithm = hansa.FedAvg(local=Tricks("far", WHOLE), fusion=fusion)  # type: ignore[arg-type]
@@ -103,7 +104,7 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
 
 
-@pytest.mark.parametrize("fusion", SEEING)
+@pytest.mark.parametrize("fusion", BOUNDING)
 def test_what_comes_beside_the_update_is_no_way_in(fusion: str) -> None:
     algorithm = hansa.FedAvg(local=Tricks("stats", WHOLE), fusion=fusion)  # type: ignore[arg-type]
     params = hansa.simulate(algorithm, task(normed), rounds=5).state.params

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from torch import nn
+
 from hansa.core.columns import ColumnLayout
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
@@ -57,6 +59,7 @@ class Problem:
     empty: frozenset[int] = frozenset()  # parties without samples; none are known in a deployment
     drawn: Callable[[int], Params] | None = None  # other initial values of the model, by a key; None without a model
     public_targets: bool = False  # whether the public samples have targets
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)  # the task's models by name; a single one is ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ class Algorithm(Part):
     packs: ClassVar[bool] = False  # whether it packs updates by a transform of its own
     aligned: ClassVar[bool] = True  # whether a number of an update is about the same parameter in every round
     trains: ClassVar[bool] = True  # whether it trains the task's model; False for methods with their own model
-    models: ClassVar[Literal["one", "several"]] = "one"  # "several": parties may train different architectures
+    # "several": parties may train different architectures; "widths": chains of layers that differ in their widths
+    models: ClassVar[Literal["one", "several", "widths"]] = "one"
     uses_public: ClassVar[bool] = False  # whether its parties need the task's public samples
     public_targets: ClassVar[bool] = False  # whether its parties need the targets of the public samples
     data: ClassVar[Literal["rows", "columns"]] = "rows"  # over columns, `trains` is False
@@ -142,6 +146,10 @@ class Algorithm(Part):
         fusion, solver = parts.fusion, parts.local
         if fusion is not None:
             fusion.check(problem.cohort_size)
+            for module in problem.modules.values():
+                fusion.fits(module)
+            if fusion.permutes:
+                self._check_places(fusion, problem)
             if fusion.remembers:
                 self._check_memory_of(fusion)
         for part in (self, fusion):
@@ -180,6 +188,18 @@ class Algorithm(Part):
             )
         if self.completes is not None and partner is None and solver is not None and not self.takes_any:
             raise ConfigError(f"{self.name} needs its own local solver, and cannot use {solver.name!r}")
+
+    def _check_places(self, fusion: Any, problem: Problem) -> None:
+        """Raise a ConfigError for a fusion that permutes units where somebody remembers them by their places."""
+        local = self.parts().local
+        inner: Any = None if local is None else unwrap(local)[1]
+        remembers = inner is not None and bool(inner.remember(problem.spec, problem.initial))
+        if remembers or not self.aligned or not self.whole or self.whole_updates or not self.trains:
+            which = f"the local solver {inner.name!r} remembers" if remembers else f"{self.name} exchanges"
+            raise ConfigError(
+                f"{self.name}: {fusion.name} permutes the units of a party's update, and {which} more than whole "
+                "updates of one model, by the places of units; use another fusion"
+            )
 
     def _check_memory_of(self, fusion: Any) -> None:
         """Raise a ConfigError for a fusion that compares updates of different rounds, which cannot be compared."""

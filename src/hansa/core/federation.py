@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hansa.core import rng
 from hansa.core.ask import VERBS, Arrival, Ask, Gathered, Reduced, Routed, Ticket, Verb, unsummable
@@ -87,6 +87,7 @@ class Federation:
         self.findings: list[Finding] = []  # of this round
         self.grouping: Grouping | None = None  # of this round, if groups of parties train different models
         self.layers: Sequence[tuple[str, int]] = ()  # the parameters in an update, with their lengths
+        self.module: nn.Module | None = None  # the task's model; not to be changed
         self.memory: dict[str, Any] = {}  # what fusions remember of earlier rounds, by op; a slot of the state
         self.rejected: dict[int, str] = {}  # parties whose replies a protocol rejected, with the reasons
         self.metrics: dict[str, float] = {}  # from the sums of a protocol

@@ -46,7 +46,7 @@ def check_finetuning(algorithm: Algorithm, settings: FineTuning) -> None:
             f"run.finetune: the parties of {algorithm.name} hold different columns, so none of them has a whole model "
             "that it could train alone; leave run.finetune out"
         )
-    if not algorithm.trains and algorithm.models == "one":
+    if not algorithm.trains and algorithm.models != "several":
         raise ConfigError(
             f"run.finetune: {algorithm.name} trains no network that a party could train further; leave run.finetune out"
         )
@@ -102,7 +102,8 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             f"{algorithm.name}: {fusion.name} looks at the update of each party, which a secure sum hides; use the "
             "fusion 'mean' and have each party bound the norm of its own update (privacy.bound), or no secure sum"
         )
-    if not algorithm.aligned:
+    fusion = algorithm.parts().fusion
+    if not algorithm.aligned or (fusion is not None and fusion.permutes):
         _check_other_parameters(algorithm.name, run)
     if run.sums == "exact":
         _check_exact_sums(algorithm, protocol)

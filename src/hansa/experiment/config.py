@@ -210,8 +210,8 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
                 raise ConfigError(f"task.{name}: {why}")
         if "adversary" in tree:
             raise ConfigError(f"[adversary]: {NO_ATTACKS}")
-    if (algorithm.trains or algorithm.models == "several") and not task.named_models:
-        several = ", or task.models" if algorithm.models == "several" else ""
+    if (algorithm.trains or algorithm.models != "one") and not task.named_models:
+        several = ", or task.models" if algorithm.models != "one" else ""
         known = ", ".join(registered("model"))
         raise ConfigError(f"{algorithm.name} trains a model: set task.model{several}, one of {known}")
     if task.pooled:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hansa.core.ask import Gathered
 from hansa.core.errors import BoundError, ConfigError, DataError, RoundAborted
@@ -54,11 +54,15 @@ class Fusion(Part):
     trains: ClassVar[bool] = False  # whether the server trains on these samples as a party does
     # Whether the fusion has a memory: `fuse` is given `memory`, `parties` and `layers`, and returns the new memory.
     remembers: ClassVar[bool] = False
+    permutes: ClassVar[bool] = False  # whether it changes the order of an update's units before it fuses updates
 
     def check(self, n: int) -> None:
         """Raise BoundError if the rule cannot fuse n updates."""
         if n < 1:
             raise BoundError(f"{self.name}: there is no update to fuse")
+
+    def fits(self, module: nn.Module) -> None:
+        """Raise a ConfigError for a model whose updates the rule cannot fuse. Called before the run starts."""
 
     def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
         """Fuse the rows; the result has their type. Without `watch` the shares may be left out.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from hansa.core import codec
 from hansa.core.algorithm import Algorithm, Problem, State
@@ -65,7 +66,7 @@ class Training:
         self.problem = self._problem()
         if self.algorithm.trains and self.holdings.models is None:
             self.objective.network()
-        if self.algorithm.models == "several" and self.holdings.models is None and self.objective.module is None:
+        if self.algorithm.models != "one" and self.holdings.models is None and self.objective.module is None:
             raise ConfigError(
                 f"{self.algorithm.name}: its parties train models of their own, and the task has none; give "
                 "Task(models={...}), or Task(model=...) for one architecture"
@@ -122,7 +123,13 @@ class Training:
                        {} if holdings.models is None else {n: o.spec for n, o in holdings.models.objectives.items()},
                        0 if holdings.public is None else len(holdings.public.x), holdings.layout,
                        holdings.empty, None if self.objective.make is None else self.objective.drawn,
-                       holdings.public is not None and holdings.public.y is not None)  # fmt: skip
+                       holdings.public is not None and holdings.public.y is not None, self._modules())  # fmt: skip
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """The task's models by name; a single one has the name ""."""
+        models = self.holdings.models
+        named = {"": self.objective} if models is None else models.objectives
+        return {name: each.module for name, each in named.items() if each.module is not None}
 
     def _hooks(self, work: LocalWork) -> list[hooks.RoundHook]:
         """The hooks of this run, in the order of their fields in the metrics line."""
@@ -207,6 +214,7 @@ class Training:
         verbs = self.algorithm.verbs | ({"gather"} if self.run.select.sees else frozenset())
         fed = self.exchanges.federation(current.number, "round", verbs, current.busy, current.protocol)
         fed.available, fed.trusted, fed.layers = current.available, self.trusted, self.layers
+        fed.module = self.objective.module
         fed.pack, fed.send = current.pack, current.send
         if current.work or current.own_work is not None:
             fed.tell(current.work, current.own_work)

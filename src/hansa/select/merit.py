@@ -56,7 +56,7 @@ class Merit(Selector):
         super().check(algorithm, problem)
         trained_model_only(self, algorithm)
         local = algorithm.parts().local
-        if algorithm.verbs - {"reduce", "gather"} or algorithm.packs or algorithm.models == "several" or local is None:
+        if algorithm.verbs - {"reduce", "gather"} or algorithm.packs or algorithm.models != "one" or local is None:
             raise ConfigError(
                 f"run.select: merit compares the updates of parties with the change of one model, and {algorithm.name} "
                 "does not send such updates; use 'uniform' or 'weighted'"

@@ -35,11 +35,14 @@ COLUMN_TREE: dict[str, Any] = {
 def experiment_for(algorithm: Algorithm, **run: Any) -> Experiment:
     """The experiment of the checks with an algorithm; `run` replaces fields of its `[run]` table.
 
-    An algorithm for several models gets two, one that needs public samples gets some, and one over columns gets parties
-    with different columns.
+    An algorithm for several models gets two, which differ in their widths alone where it needs that. One that needs
+    public samples gets some, and one over columns gets parties with different columns.
     """
     tree = COLUMN_TREE if algorithm.data == "columns" else TREE
     task = dict(tree["task"])
+    if algorithm.models == "widths":
+        del task["model"]
+        task["models"] = {"small": {"name": "2nn", "hidden": 4}, "large": {"name": "2nn", "hidden": 6}}
     if algorithm.models == "several":
         del task["model"]
         task["models"] = {"small": "logistic", "large": {"name": "2nn", "hidden": 6}}
