@@ -83,6 +83,7 @@ _EXPORTS = {
     "LinearSVM": "hansa.classical",
     "LogisticNewton": "hansa.classical",
     "MatchPermute": "hansa.matching",
+    "PFNM": "hansa.matching",
     "Gradient": "hansa.local",
     "SGD": "hansa.local",
     "SVRG": "hansa.local",

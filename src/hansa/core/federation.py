@@ -90,7 +90,7 @@ class Federation:
         self.module: nn.Module | None = None  # the task's model; not to be changed
         self.memory: dict[str, Any] = {}  # what fusions remember of earlier rounds, by op; a slot of the state
         self.rejected: dict[int, str] = {}  # parties whose replies a protocol rejected, with the reasons
-        self.metrics: dict[str, float] = {}  # from the sums of a protocol
+        self.metrics: dict[str, float] = {}  # from the sums of a protocol, or an algorithm's own of a round
         self.watch: Callable[[Gathered], None] | None = None  # is shown the updates of the round, if it is set
         self.pack: Callable[[Op, str], Op] | None = None  # how updates travel; gets the op and a label of the ask
         # How models travel to the parties: the payload with the model that they open, and its packed form.

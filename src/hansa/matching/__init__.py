@@ -2,5 +2,6 @@
 
 from hansa.matching.beta_bernoulli import Matching, Process, match
 from hansa.matching.permute import MatchPermute
+from hansa.matching.pfnm import PFNM
 
-__all__ = ["MatchPermute", "Matching", "Process", "match"]
+__all__ = ["PFNM", "MatchPermute", "Matching", "Process", "match"]

@@ -119,6 +119,7 @@ class MatchPermute(Fusion):
 
 def fit(models: Sequence[Sequence[Units]], start: Sequence[Units], sweeps: int) -> list[Orders]:
     """The orders of units with which models of equal widths fit each other, and the first one fits `start`."""
+    start, *models = ([Units(*(t.double() for t in layer)) for layer in model] for model in (start, *models))
     widths = [len(layer.incoming) for layer in start[:-1]]
     orders = [[torch.arange(width) for width in widths] for _ in models]
     target, total = list(start), None
@@ -173,12 +174,12 @@ def _overlaps(model: Sequence[Units], target: Sequence[Units], orders: Orders, l
         for mine, theirs in ((own.recurrent, fixed.recurrent), (own.recurrent.transpose(0, 1),
                                                                fixed.recurrent.transpose(0, 1))):  # fmt: skip
             overlap += theirs.flatten(1) @ mine[:, order].flatten(1).t()
-    return overlap.double()
+    return overlap
 
 
 def _product(a: Sequence[Units], b: Sequence[Units]) -> float:
     pairs = [pair for x, y in zip(a, b, strict=True) for pair in zip(x, y, strict=True)]
-    return float(sum((x.double() * y.double()).sum() for x, y in pairs))
+    return float(sum((x * y).sum() for x, y in pairs))
 
 
 def _plus(total: Sequence[Units] | None, model: Sequence[Units], sign: float = 1.0) -> list[Units]:

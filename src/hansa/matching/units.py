@@ -11,16 +11,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hansa.core.errors import ConfigError
+from hansa.core.shapes import UpTo
 from hansa.matching.tracing import steps
-from hansa.models.chain import UNITS, Chain, LayerText
+from hansa.models.chain import UNITS, Chain, LayerText, read_layer
 
 GATES = 4
+Size = int | UpTo
 
 
 class Units(NamedTuple):
@@ -34,6 +36,17 @@ class Units(NamedTuple):
     def atoms(self) -> Tensor:
         """One vector per unit: its incoming weights and its bias."""
         return torch.cat([self.incoming.flatten(1), self.bias], 1)
+
+    def tree(self) -> dict[str, Tensor]:
+        """The layer as named tensors, for messages; without recurrent weights if it has none."""
+        named = self._asdict()
+        return named if self.recurrent.shape[2] else {name: named[name] for name in ("incoming", "bias")}
+
+    @classmethod
+    def of_tree(cls, tree: Mapping[str, Tensor]) -> Units:
+        """The inverse of `tree`."""
+        count = len(tree["bias"])
+        return cls(tree["incoming"], tree["bias"], tree.get("recurrent", tree["bias"].new_zeros(count, count, 0)))
 
     def above(self, place: Tensor, count: int) -> Units:
         """The layer over `count` units below, of which its own inputs are those at `place`; others have no weight."""
@@ -71,6 +84,20 @@ class UnitLayer:
     @property
     def gates(self) -> int:
         return GATES if self.kind == "lstm" else 0
+
+    def sizes(self, units: Size, inputs: Size) -> dict[str, tuple[Size, ...]]:
+        """The shapes of `Units.tree` for a number of units and of units below, which may be open."""
+        shapes: dict[str, tuple[Size, ...]] = {"incoming": (units, inputs, self.block), "bias": (units, self.biases)}
+        return {**shapes, "recurrent": (units, units, self.gates)} if self.gates else shapes
+
+    def fits(self, tree: Any, below: int, units: int | None = None) -> bool:
+        """Whether named tensors are a layer of this kind over `below` units, with `units` units or any number."""
+        if not isinstance(tree, Mapping) or not all(isinstance(value, Tensor) for value in tree.values()):
+            return False
+        bias = tree.get("bias")
+        count = len(bias) if units is None and bias is not None and bias.dim() else units
+        wanted = self.sizes(count or 0, below)
+        return {name: tuple(value.shape) for name, value in tree.items()} == wanted
 
     def read(self, tensors: Mapping[str, Tensor]) -> Units:
         """The layer's units, from the network's tensors by name."""
@@ -123,6 +150,12 @@ class Network:
         return cls._of([text for text, _ in read], [names for _, names in read])
 
     @classmethod
+    def of_texts(cls, texts: Sequence[str]) -> Network:
+        """The network of a chain's texts; tensors are named as in `chain`."""
+        read = [read_layer(text) for text in texts]
+        return cls._of(read, _names(read))
+
+    @classmethod
     def _of(cls, texts: Sequence[LayerText], names: Sequence[tuple[str, ...]]) -> Network:
         layers: list[UnitLayer] = []
         minor = flat = False  # whether units are the last dimension (sequences), and whether they were flattened
@@ -164,12 +197,7 @@ class Network:
             spread = int(layer.text.sizes[0]) // layer.inputs
             texts[layer.at] = layer.text._replace(sizes=(below * spread, units))
             below = units
-        tensors = {"lstm": ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"), "embedding": ("weight",)}
-        names: list[tuple[str, ...]] = [()] * len(texts)
-        for layer in self.layers:
-            own = tensors.get(layer.kind, ("weight", "bias"))
-            names[layer.at] = tuple(f"{layer.at}.{name}" for name in own[: len(layer.names)])
-        return self._of(texts, names)
+        return self._of(texts, _names(texts))
 
     def chain(self, shape: Sequence[int]) -> Chain:
         """The registered model of this network, for samples of a shape."""
@@ -183,6 +211,17 @@ class Network:
         """The network's tensors by name, from the units of all layers."""
         pairs = zip(self.layers, units, strict=True)
         return dict(itertools.chain.from_iterable(layer.write(own).items() for layer, own in pairs))
+
+
+def _names(texts: Sequence[LayerText]) -> list[tuple[str, ...]]:
+    """The names of the tensors of each layer, in the module of a chain."""
+    kinds = {"lstm": (("weight_ih_l0", "weight_hh_l0"), ("bias_ih_l0", "bias_hh_l0")), "embedding": (("weight",), ())}
+    names: list[tuple[str, ...]] = []
+    for at, text in enumerate(texts):
+        weights, biases = kinds.get(text.name, (("weight",), ("bias",))) if text.name in UNITS else ((), ())
+        own = (*weights, *(biases if text.option("bias", 1) else ()))
+        names.append(tuple(f"{at}.{name}" for name in own))
+    return names
 
 
 def permuted(units: Sequence[Units], orders: Sequence[Tensor]) -> list[Units]:
