@@ -84,6 +84,7 @@ _EXPORTS = {
     "LogisticNewton": "hansa.classical",
     "MatchPermute": "hansa.matching",
     "PFNM": "hansa.matching",
+    "FedMA": "hansa.matching",
     "Gradient": "hansa.local",
     "SGD": "hansa.local",
     "SVRG": "hansa.local",

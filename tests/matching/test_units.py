@@ -89,6 +89,7 @@ def test_a_network_is_rebuilt_from_its_chain_and_its_units(name: str) -> None:
     chain.load_state_dict(same.write(units))
     assert torch.equal(chain(x), module(x))
     assert Network.of(chain).texts == network.texts and network.like(Network.of(chain))
+    assert Network.of_texts(same.chain(shape).layers) == same
     assert from_config("model", to_config(same.chain(shape)), "test") == same.chain(shape)
 
 

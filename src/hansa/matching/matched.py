@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -195,8 +195,8 @@ class Matched(Algorithm):
         return OtherModel.of(network.chain(slots["shape"]), network.write(layers))
 
 
-def sound(fed: Federation, answer: Gathered, classes: int, network: Network,
-          read: Any) -> tuple[list[int], list[Any], list[Reply]]:  # fmt: skip
+def sound(fed: Federation, answer: Gathered,
+          read: Callable[[Reply], Any]) -> tuple[list[int], list[Any], list[Reply]]:  # fmt: skip
     """The replies whose parts fit together: their parties, what `read` makes of them, and the replies.
 
     A party chooses the sizes of its tensors and the shares of its classes. One whose parts do not fit is rejected by

@@ -96,7 +96,7 @@ class PFNM(Matched):
                      for k, layer in enumerate(widest.layers)]  # fmt: skip
             return fitting(widest, trees)
 
-        parties, networks, replies = sound(fed, answer, slots["classes"], widest, read)
+        parties, networks, replies = sound(fed, answer, read)
         shares = output_shares(replies, widest.outputs)
         caps = [self.most(width) for width in widest.widths]
         merged, places = assemble(networks, shares, self.process(), caps, fed.rng("matching"))

@@ -113,7 +113,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 def _pool(name: str, module: nn.MaxPool2d | nn.AvgPool2d) -> LayerText:
     options = {"kernel": module.kernel_size, "stride": module.stride, "padding": module.padding}
-    return LayerText(name, (), tuple((key, _pair(value)) for key, value in options.items()))
+    return LayerText(name, (), tuple(sorted((key, _pair(value)) for key, value in options.items())))
 
 
 def _lstm(module: nn.LSTM, at: str) -> Iterator[Step]:
@@ -186,7 +186,7 @@ def _function(node: fx.Node, module: nn.Module, at: str) -> LayerText | None:
     if node.target in (F.max_pool2d, F.avg_pool2d) and len(rest) == 1 and not options:
         name = "max-pool" if node.target is F.max_pool2d else "avg-pool"
         window = _pair(rest[0])
-        return LayerText(name, (), (("kernel", window), ("stride", window), ("padding", (0, 0))))
+        return LayerText(name, (), (("kernel", window), ("padding", (0, 0)), ("stride", window)))
     raise ConfigError(
         f"the model is no chain of layers that can be matched: {node.name!r} in {_where(module, at)} is none of the "
         "functions that keep units apart (activations, pooling, flatten)"

@@ -36,7 +36,7 @@ class LastStep(nn.Module):
 
 
 class LayerText(NamedTuple):
-    """A layer: its name, its sizes (inputs and outputs, or a number), and options that differ from the defaults."""
+    """A layer: its name, its sizes (inputs and outputs, or a number), and its options in the order of their names."""
 
     name: str
     sizes: tuple[float, ...] = ()
