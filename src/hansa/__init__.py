@@ -21,7 +21,7 @@ provide("dataset", "hansa.data")
 provide("partition", "hansa.data")
 provide("prepare", "hansa.data")
 provide("predictor", "hansa.core.predictor", "hansa.core.own_model", "hansa.local.finetune", "hansa.algorithms",
-        "hansa.classical")  # fmt: skip
+        "hansa.classical", "hansa.matching")  # fmt: skip
 provide("devices", "hansa.sim.devices")
 provide("distribution", "hansa.sim.distributions")
 provide("availability", "hansa.sim.devices")
@@ -85,6 +85,7 @@ _EXPORTS = {
     "MatchPermute": "hansa.matching",
     "PFNM": "hansa.matching",
     "FedMA": "hansa.matching",
+    "SPAHM": "hansa.matching",
     "Gradient": "hansa.local",
     "SGD": "hansa.local",
     "SVRG": "hansa.local",

@@ -45,6 +45,9 @@ REFUSED = {
     "dapper": "parties send more than updates of a model",
     "naive-bayes": "parties send more than updates of a model",
     "id3": "parties send more than updates of a model",
+    "pfnm": "pfnm needs more than their sum",
+    "fedma": "fedma needs more than their sum",
+    "spahm": "spahm needs more than their sum",
 }
 
 
