@@ -20,13 +20,13 @@ from hansa.matching import Process, match
 from hansa.matching.fedma import TrainAbove, class_mean, owners_mean
 from hansa.matching.matched import sliced
 from hansa.matching.units import Network, Units, permuted
-from hansa.models import Chain, CharLstm, Cnn, Logistic, TwoNN
+from hansa.models import CharLstm, Cnn, LayerChain, Logistic, TwoNN
 from hansa.testing import PartyPool, check_algorithm
 
 LOCAL = hansa.SGD(lr=0.3, epochs=10, batch=16)
 NETS: dict[str, tuple[Any, Tensor]] = {
     "dense": (TwoNN((9,), 3, hidden=8), torch.randn(6, 9).double()),
-    "conv": (Chain((1, 8, 8), 3, ("conv 1 5 kernel=3 padding=1", "relu", "max-pool kernel=2", "conv 5 6 kernel=3",
+    "conv": (LayerChain((1, 8, 8), 3, ("conv 1 5 kernel=3 padding=1", "relu", "max-pool kernel=2", "conv 5 6 kernel=3",
                                   "relu", "flatten", "linear 24 7", "relu", "linear 7 3")),
              torch.randn(6, 1, 8, 8).double()),
     "lstm": (CharLstm((5,), 7, embed=4, hidden=8, layers=2), torch.randint(7, (6, 5))),
@@ -70,7 +70,7 @@ def test_permuted_copies_restore_the_function(name: str, parties: int) -> None:
 
 
 def test_a_unit_is_the_mean_over_the_parties_that_have_it() -> None:
-    network, units = read(Chain((2,), 2, ("embedding 5 3", "lstm 3 4", "linear 4 2"))().double())
+    network, units = read(LayerChain((2,), 2, ("embedding 5 3", "lstm 3 4", "linear 4 2"))().double())
     lstm = units[1]
     both = owners_mean([lstm, lstm.taken(torch.tensor([2, 0]))], [torch.arange(4), torch.tensor([2, 4])], 5)
     assert torch.allclose(both.incoming[2], lstm.incoming[2]) and torch.equal(both.incoming[1], lstm.incoming[1])
@@ -148,7 +148,7 @@ def test_convolutions_and_sequences_learn(name: str, tmp_path: Path) -> None:
     if name == "conv":
         x = torch.randn(240, 1, 6, 6, generator=draws)
         y = (x[:, 0, :3].mean((1, 2)) > x[:, 0, 3:].mean((1, 2))).long()
-        model: Any = Chain((1, 6, 6), 2, ("conv 1 4 kernel=3 padding=1", "relu", "avg-pool kernel=3", "flatten",
+        model: Any = LayerChain((1, 6, 6), 2, ("conv 1 4 kernel=3 padding=1", "relu", "avg-pool kernel=3", "flatten",
                                           "linear 16 6", "relu", "linear 6 2"))  # fmt: skip
         rounds, floor = 3, 0.8
     else:

@@ -16,7 +16,7 @@ from hansa.core.registry import build, registered
 from hansa.local import SGD, LocalSolver
 from hansa.matching.permute import fit, fit_pair
 from hansa.matching.units import Network, Units, permuted
-from hansa.models import Chain, CharLstm, Cnn, TwoNN
+from hansa.models import CharLstm, Cnn, LayerChain, TwoNN
 from hansa.testing import check_engines
 
 NETS: dict[str, nn.Module] = {
@@ -145,5 +145,5 @@ def test_what_it_cannot_work_with_is_refused_in_one_sentence(settings: dict[str,
 
 def test_a_chain_of_layers_is_a_model_of_an_experiment() -> None:
     layers = ("flatten", "linear 6 5", "tanh", "linear 5 2")
-    done = hansa.simulate(hansa.FedAvg(), task(lambda: Chain((6,), 2, layers)().double()), rounds=1)
+    done = hansa.simulate(hansa.FedAvg(), task(lambda: LayerChain((6,), 2, layers)().double()), rounds=1)
     assert "accuracy" in done.history[0]

@@ -17,17 +17,17 @@ from hansa.matching.beta_bernoulli import Process
 from hansa.matching.matched import output_shares
 from hansa.matching.pfnm import TrainNetwork, assemble
 from hansa.matching.units import Network, Units, permuted
-from hansa.models import Chain, CharLstm, Cnn, TwoNN
+from hansa.models import CharLstm, Cnn, LayerChain, TwoNN
 from hansa.testing import check_algorithm
 
 SOLVER = hansa.SGD(lr=0.3, epochs=20, batch=16)
 
 
-def mlp(inputs: int, widths: tuple[int, ...], outputs: int) -> Chain:
+def mlp(inputs: int, widths: tuple[int, ...], outputs: int) -> LayerChain:
     sizes, layers = [inputs, *widths, outputs], ["flatten"]
     for a, b in itertools.pairwise(sizes):
         layers += [f"linear {a} {b}", "relu"]
-    return Chain((inputs,), outputs, tuple(layers[:-1]))
+    return LayerChain((inputs,), outputs, tuple(layers[:-1]))
 
 
 def ring(parties: int = 4, n: int = 80) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hansa.core.errors import ConfigError
 from hansa.core.registry import from_config, to_config
 from hansa.matching.units import Network, permuted
-from hansa.models import Chain, CharLstm, Cnn, Logistic, ResNetGn, TwoNN
+from hansa.models import CharLstm, Cnn, LayerChain, Logistic, ResNetGn, TwoNN
 from hansa.models.chain import LayerText, read_layer
 
 
@@ -56,8 +56,8 @@ NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "view": (Written("view"), IMAGE),
     "char-lstm": (CharLstm(CODES, 9, embed=3, hidden=5)(), CODES),
     "last state": (LastState(), CODES),
-    "flattened codes": (Chain(CODES, 2, ("embedding 9 4", "flatten", "linear 24 5", "relu", "linear 5 2"))(), CODES),
-    "mean": (Chain(IMAGE, 3, ("conv 1 4 kernel=3", "elu", "mean", "flatten", "linear 4 3"))(), IMAGE),
+    "flattened": (LayerChain(CODES, 2, ("embedding 9 4", "flatten", "linear 24 5", "relu", "linear 5 2"))(), CODES),
+    "mean": (LayerChain(IMAGE, 3, ("conv 1 4 kernel=3", "elu", "mean", "flatten", "linear 4 3"))(), IMAGE),
 }  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def test_a_model_that_cannot_be_matched_is_named_with_the_layer(module: nn.Modul
                                   "conv 1 2 kernel=3 kernel=5"])  # fmt: skip
 def test_an_invalid_layer_is_one_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match="layers: "):
-        Chain((4,), 2, (text,))
+        LayerChain((4,), 2, (text,))
 
 
 def test_texts_of_layers_are_read_back() -> None:
@@ -204,7 +204,7 @@ def test_texts_of_layers_are_read_back() -> None:
     ):
         assert str(read_layer(text)) == text
     assert read_layer("conv 3 32 kernel=3x5") == LayerText("conv", (3, 32), (("kernel", (3, 5)),))
-    module: Any = Chain((3, 8, 8), 2, ("conv 3 4 kernel=3x5 stride=2 bias=0", "mean", "flatten", "linear 4 2"))()
+    module: Any = LayerChain((3, 8, 8), 2, ("conv 3 4 kernel=3x5 stride=2 bias=0", "mean", "flatten", "linear 4 2"))()
     assert module[0].kernel_size == (3, 5) and module[0].stride == (2, 2) and module[0].bias is None
     with pytest.raises(ConfigError, match="must have 3 outputs"):
-        Chain((4,), 3, ("linear 4 2",))
+        LayerChain((4,), 3, ("linear 4 2",))

@@ -89,7 +89,8 @@ def test_under_central_privacy_this_algorithm_takes_rounds_to_which_nobody_was_d
 def test_under_central_privacy_this_algorithm_is_refused_before_it_runs(name: str) -> None:
     algorithm = build("algorithm", name)
     own = torch.randn(6, 3), torch.zeros(6, dtype=torch.int64)
-    task = small(trusted=own, public=own if algorithm.uses_public else None)
+    deep = None if algorithm.models != "widths" else lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    task = small(model=deep, trusted=own, public=own if algorithm.uses_public else None)
     assert REFUSED[name] in refusal(algorithm, task)
 
 

@@ -97,10 +97,15 @@ def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: S
             f"{algorithm.sums_alone}, or leave the secure sum out"
         )
     if protocol is not None and algorithm.verbs - {"reduce"}:
-        fusion = algorithm.parts().fusion or algorithm
+        seen = algorithm.parts().fusion or algorithm
+        instead = (
+            "use an algorithm that needs their sums alone, such as fedavg"
+            if seen is algorithm
+            else "use the fusion 'mean' and have each party bound the norm of its own update (privacy.bound)"
+        )
         raise ConfigError(
-            f"{algorithm.name}: {fusion.name} looks at the update of each party, which a secure sum hides; use the "
-            "fusion 'mean' and have each party bound the norm of its own update (privacy.bound), or no secure sum"
+            f"{algorithm.name}: {seen.name} looks at the update of each party, which a secure sum hides; {instead}, or "
+            "no secure sum"
         )
     fusion = algorithm.parts().fusion
     if not algorithm.aligned or (fusion is not None and fusion.permutes):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hansa.core.errors import ConfigError
 from hansa.core.shapes import UpTo
 from hansa.matching.tracing import steps
-from hansa.models.chain import UNITS, Chain, LayerText, read_layer
+from hansa.models.chain import UNITS, LayerChain, LayerText, read_layer
 
 GATES = 4
 Size = int | UpTo
@@ -199,9 +199,9 @@ class Network:
             below = units
         return self._of(texts, _names(texts))
 
-    def chain(self, shape: Sequence[int]) -> Chain:
+    def chain(self, shape: Sequence[int]) -> LayerChain:
         """The registered model of this network, for samples of a shape."""
-        return Chain(tuple(shape), self.outputs, tuple(str(text) for text in self.texts))
+        return LayerChain(tuple(shape), self.outputs, tuple(str(text) for text in self.texts))
 
     def read(self, tensors: Mapping[str, Tensor]) -> list[Units]:
         """The units of all layers, from the network's tensors by name."""

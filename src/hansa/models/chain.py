@@ -139,7 +139,7 @@ def _number(word: str, text: str, low: int) -> int:
 
 @register("chain")
 @dataclass(frozen=True)
-class Chain(Model):
+class LayerChain(Model):
     """A chain of layers, each a text: `["flatten", "linear 784 100", "relu", "linear 100 10"]`.
 
     Layers with parameters name their inputs and outputs: `linear 100 10`, `conv 3 32 kernel=5 padding=2`,
