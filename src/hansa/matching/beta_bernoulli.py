@@ -234,16 +234,21 @@ def _gains(rows: Tensor, share: Tensor, sums: Tensor, weights: Tensor, hyper: Hy
     change = (1 / after - 1 / before).expand(len(sums), -1)
     square = (precision * precision / after).expand(len(sums), -1)
     if after.shape[1] == 1 and not bool(mean.any()):  # equal precisions factor out of the products
-        linear = (rows @ sums.t()) * (2 * gain / noise).t() + rows.square().sum(1, keepdim=True) @ square.t()
-        fixed = sums.square().sum(1) * (change / noise**2)[:, 0]
+        linear = (rows @ sums.t()) * (2 * gain / noise).t() + _squares(rows)[:, None] @ square.t()
+        fixed = _squares(sums) * (change / noise**2)[:, 0]
     else:
         around = mean / prior + sums / noise
-        squares = rows.square() if after.shape[1] > 1 else rows.square().sum(1, keepdim=True)
+        squares = rows.square() if after.shape[1] > 1 else _squares(rows)[:, None]
         linear = rows @ (2 * gain * around).t() + squares @ square.t()
         fixed = (around.square() * change).sum(1)
     if marginal:
         fixed = fixed - (after / before).log().expand_as(sums).sum(1)
     return linear.add_(fixed)
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """The squared length of each row, without a matrix of squares."""
+    return torch.linalg.vector_norm(rows, dim=1).square_()
 
 
 def hyper_update(sums: Tensor, counts: Tensor, squares: Tensor, noise: Tensor) -> Hyper:
