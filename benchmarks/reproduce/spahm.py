@@ -73,7 +73,7 @@ def main() -> None:
             xlabel="standard deviation of the noise" if label == "noise" else "parties", ylabel="Hausdorff distance"
         )
         axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.axes[0].legend(fontsize=8)
     grid.RESULTS.mkdir(exist_ok=True)
     (grid.RESULTS / "spahm.json").write_text(json.dumps(results) + "\n")
     figure.savefig(grid.IMAGES / "reproduce_spahm.png", dpi=130)

@@ -97,8 +97,8 @@ class Matched(Algorithm):
     """Base of algorithms that match units of the parties' networks."""
 
     local: LocalSolver = SGD()
-    sigma: float = 1.0
-    sigma0: float = 1.0
+    sigma: float = 0.1
+    sigma0: float = 10.0
     gamma: float = 1.0
     sweeps: int = 5
     growth: float = 10.0
