@@ -138,6 +138,7 @@ _EXPORTS = {
     "LabelFlip": "hansa.adversary",
     "Omniscient": "hansa.adversary",
     "SignFlip": "hansa.adversary",
+    "ColumnTransformer": "hansa.data",
     "Standardise": "hansa.data",
     "CentralDP": "hansa.privacy",
     "Privacy": "hansa.privacy",

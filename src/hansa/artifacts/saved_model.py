@@ -136,13 +136,12 @@ class SavedModel:
 
     def _prepared(self, x: Any, objective: Objective) -> Tensor:
         """Samples as the model takes them."""
-        samples = torch.as_tensor(x, device=objective.device)
-        if samples.is_floating_point() and objective.module is not None:
-            samples = samples.to(objective.dtype)
+        dtype = None if objective.module is None else objective.dtype
         if self.preparation is not None and not isinstance(self.predictor, JointPredictor):
             op, learned = self.preparation
-            samples = op.transform(samples, learned)
-        return samples
+            return op.prepared(x, learned, objective.device, dtype)
+        samples = torch.as_tensor(x, device=objective.device)
+        return samples.to(dtype) if samples.is_floating_point() and dtype is not None else samples
 
     def _objective(self, party: int | None) -> Objective:
         """The objective of the model, or of a party's model where the parties have several architectures."""

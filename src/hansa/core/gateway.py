@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.errors import PartyError
+from hansa.core.table_layout import TableLayout
 
 Samples = tuple[Tensor, Tensor]  # features and targets, one row per sample
 Ids = np.ndarray[Any, Any]  # texts, one per row
@@ -38,16 +39,18 @@ class SampleGateway:
     reading. This class admits all of them: it is the gateway of a simulated party. A deployed party has
     `net.party.gateway.OwnerGateway`. `header` has the names of the columns: the target, then the features. `before` has
     the features of the test samples before their preparation, if it changed them. `least` is the fewest samples of a
-    group whose metrics the party tells.
+    group whose metrics the party tells. `kinds` are the kinds of a file's feature columns, where they are not all
+    numbers. `table` is the layout of coded rows, which a preparation turns into features.
     """
 
     least = 0
 
     def __init__(self, train: Samples | TableRows, test: Samples | TableRows | None = None,
-                 header: tuple[str, ...] = (), before: Tensor | None = None) -> None:  # fmt: skip
+                 header: tuple[str, ...] = (), before: Tensor | None = None, kinds: tuple[str, ...] = (),
+                 table: TableLayout | None = None) -> None:  # fmt: skip
         self._train = TableRows(*train)
         self._test = None if test is None else TableRows(*test)
-        self.header = header
+        self.header, self.kinds, self.table = header, kinds, table
         self._before = before
 
     @property
@@ -131,14 +134,14 @@ class SampleGateway:
         self.admit(purpose)
         return rows.ids
 
-    def transform(self, function: Callable[[Tensor], Tensor]) -> None:
+    def transform(self, function: Callable[[Tensor], Tensor], width: int | None = None) -> None:
         """Replace the features of all samples by transformed ones (a preparation of the data).
 
-        A PartyError if the function changes the shape of a sample: with numbers for each row, the sender of the
-        preparation could pick out single samples.
+        With `width` a sample has that many features afterwards. A PartyError if the function changes the shape of a
+        sample in another way: with numbers for each row, the sender of the preparation could pick out single samples.
         """
         sample = self._train.x[:1]
-        if function(sample).shape != sample.shape:
+        if function(sample).shape != (sample.shape if width is None else (len(sample), width)):
             raise PartyError("the preparation has numbers of another shape than its samples have")
         self._train = self._train._replace(x=function(self._train.x))
         if self._test is not None:
@@ -153,7 +156,7 @@ class SampleGateway:
         )
         assert train is not None
         before = None if self._before is None else self._before.clone()
-        return SampleGateway(train, test, self.header, before)
+        return SampleGateway(train, test, self.header, before, self.kinds, self.table)
 
     def digest(self) -> str:
         """A hash of the training samples, which never leaves the party."""

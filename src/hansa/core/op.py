@@ -406,6 +406,13 @@ class DataOp(Op):
         """The transformed samples. Each row is transformed by itself, so any subset gives the same rows."""
         raise TypeError(f"the op {self.name!r} does not define transform()")
 
+    def prepared(self, x: Any, payload: Payload, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+        """Samples as a user has them, prepared for a model of a type; None for a method without a torch module."""
+        samples = torch.as_tensor(x, device=device)
+        if samples.is_floating_point() and dtype is not None:
+            samples = samples.to(dtype)
+        return self.transform(samples, payload)
+
     def apply(self, party: Party, payload: Payload) -> None:
         """Replace the party's samples and the public ones by transformed ones.
 

@@ -20,6 +20,7 @@ from hansa.core.objective import Objective, kept_generator
 from hansa.core.party_models import PartyModels, task_models, turn_of
 from hansa.core.public import PublicSamples, split_public
 from hansa.core.registry import Part
+from hansa.core.table_layout import TableLayout
 
 if TYPE_CHECKING:
     from hansa.core.columns import ColumnLayout
@@ -46,7 +47,8 @@ class Task:
     by the party's name; by default the parties take all models in turn. `public` are samples that every party sees: x,
     or (x, y). `columns` are the names of the features, by which metrics may group the samples.
     `pooled` puts the training samples of all parties in one place, for comparison: the first party trains on all of
-    them, and every party is measured on its own test samples.
+    them, and every party is measured on its own test samples. `table` says that x are coded rows of a table
+    (`hansa.data.Table.coded`), which `prepare` turns into features; with frames as x, it is made from them.
     """
 
     model: Callable[[], nn.Module] | None = None
@@ -65,6 +67,7 @@ class Task:
     test_ids: Sequence[Any] | None = None
     columns: Sequence[str] | None = None
     pooled: bool = False
+    table: TableLayout | None = None
 
     def __repr__(self) -> str:
         """The task without its samples."""
@@ -187,6 +190,7 @@ class Known:
     empty: frozenset[int] = frozenset()  # parties without samples, in a simulation
     counted = False  # whether the number of classes was counted in the parties' targets, not declared
     models: PartyModels | None = None  # where the parties train several models
+    table: TableLayout | None = None  # of coded rows, before a preparation makes features of them
     public: PublicSamples | None = None
     columns: tuple[str, ...] = ()  # the names of the features, if they are known
     pooled = False  # whether the first party holds the training samples of all
@@ -290,6 +294,7 @@ class Holdings(Known):
 
     def __init__(self, task: Task, objective: Objective) -> None:
         prepared, tests = task.prepare is not None, task.party_tests
+        self.table = task.table
         self.train = PartyShards(task.parties, objective, "parties", prepared, task.names)
         self.tests = PartyShards(tests, objective, "party_tests", prepared, task.names) if tests is not None else None
         if self.tests is not None and len(self.tests) != len(self.train):
@@ -319,8 +324,9 @@ class Holdings(Known):
         """The gateway to the samples of a simulated party."""
         header = ("", *self.columns) if self.columns else ()
         if self.tests is None:
-            return SampleGateway(self.train.of(party), None, header)
-        return SampleGateway(self.train.of(party), self.tests.of(party), header, self.tests.features_before(party))
+            return SampleGateway(self.train.of(party), None, header, table=self.table)
+        before = self.tests.features_before(party)
+        return SampleGateway(self.train.of(party), self.tests.of(party), header, before, table=self.table)
 
 
 def tensor_of(values: Any, where: str) -> Tensor:

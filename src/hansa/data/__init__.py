@@ -2,7 +2,9 @@
 
 from hansa.data.adult import ADULT_FEATURES, Adult
 from hansa.data.cifar import Cifar10
+from hansa.data.column_options import ColumnOptions
 from hansa.data.column_split import ColumnParts, Columns
+from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data, Dataset
 from hansa.data.describe import Describe
 from hansa.data.heart import HEART_FEATURES, Heart
@@ -15,6 +17,7 @@ from hansa.data.prepare import Preparation, Standardise
 from hansa.data.scikit import BreastCancer, Digits
 from hansa.data.shakespeare import Shakespeare
 from hansa.data.synthetic import Synthetic
+from hansa.data.table import Table
 
 __all__ = [
     "ADULT_FEATURES",
@@ -22,7 +25,9 @@ __all__ = [
     "Adult",
     "BreastCancer",
     "Cifar10",
+    "ColumnOptions",
     "ColumnParts",
+    "ColumnTransformer",
     "Columns",
     "Data",
     "Dataset",
@@ -43,6 +48,7 @@ __all__ = [
     "Similarity",
     "Standardise",
     "Synthetic",
+    "Table",
     "draw",
     "held",
     "load_party_file",

@@ -8,6 +8,8 @@ The categories are those of the published description. Categories read from the 
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,9 @@ from torch import Tensor
 
 from hansa.core.errors import DataError
 from hansa.core.registry import register
+from hansa.core.table_layout import TableLayout
 from hansa.data.dataset import Data, Dataset, locate, one_hot, read_text
+from hansa.data.table import Table, column_of
 
 SOURCE = "the UCI Machine Learning Repository, data set 'Adult' (archive.ics.uci.edu/dataset/2/adult)"
 
@@ -68,33 +72,64 @@ class Adult(Dataset):
     """Census income: 32,561 and 16,281 people, 108 columns; more than 50,000 dollars a year or not.
 
     Becker and Kohavi 1996 (CC BY 4.0). The files adult.data and adult.test lie in the folder adult/, plain or gzipped.
-    Categories are one-hot with a category for "missing", numbers are not scaled. Columns: ADULT_FEATURES.
+    Categories are one-hot with a category for "missing", numbers are not scaled. Columns: ADULT_FEATURES. With `raw`
+    a sample is a row of the file's 14 columns, for the preparation `table`.
     """
 
+    raw: bool = False
+
     def load(self, data_dir: str | None = None) -> Data:
-        x, y = _read(locate(data_dir, "adult", "adult.data", SOURCE))
-        test = _read(locate(data_dir, "adult", "adult.test", SOURCE))
-        return Data(x, y, test, None, None, 2, "cross_entropy")
+        train, test = (locate(data_dir, "adult", f"adult.{part}", SOURCE) for part in ("data", "test"))
+        if self.raw:
+            return _load_raw(train, test)
+        return Data(*_read(train), _read(test), None, None, 2, "cross_entropy")
 
 
-def _read(path: Path) -> tuple[Tensor, Tensor]:
-    rows, labels = [], []
+def _load_raw(train: Path, test: Path) -> Data:
+    """The rows of the files as a table."""
+    layout = TableLayout(tuple((name, "text" if categories else "number") for name, categories in COLUMNS.items()))
+    texts: dict[int, str] = {}
+    pairs = []
+    for path in (train, test):
+        rows, labels = [], []
+        for _, cells, label in _lines(path):
+            rows.append(cells)
+            labels.append(label)
+        columns = zip(COLUMNS, zip(*rows, strict=True), strict=True)
+        table = Table({name: column_of(cells) for name, cells in columns}, len(rows), lambda row: f"{path}, row {row}")  # noqa: B023
+        x, own = table.coded(layout)
+        texts |= own
+        pairs.append((x, torch.tensor(labels)))
+    return Data(*pairs[0], pairs[1], None, None, 2, "cross_entropy", dataclasses.replace(layout, texts=texts))
+
+
+def _lines(path: Path) -> Iterator[tuple[str, list[str], int]]:
+    """The place of each line of a file, its cells without the label, and the class."""
+    empty = True
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip() or line.startswith("|"):  # the test file opens with a remark
             continue
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(COLUMNS) + 1:
             raise DataError(f"{path}, line {number}: {len(cells)} values, expected {len(COLUMNS) + 1}")
-        row: list[float] = []
-        for (column, categories), cell in zip(COLUMNS.items(), cells, strict=False):
-            row += _cell(cell, column, categories, f"{path}, line {number}")
         label = cells[-1].removesuffix(".")  # the labels of the test file end with a dot
         if label not in LABELS:
             raise DataError(f"{path}, line {number}: the last value is {cells[-1]!r}, not '<=50K' or '>50K'")
-        rows.append(row)
-        labels.append(LABELS.index(label))
-    if not rows:
+        empty = False
+        yield f"{path}, line {number}", cells[:-1], LABELS.index(label)
+    if empty:
         raise DataError(f"{path} holds no rows; fetch it again")
+
+
+def _read(path: Path) -> tuple[Tensor, Tensor]:
+    """The rows of a file, one-hot."""
+    rows, labels = [], []
+    for where, cells, label in _lines(path):
+        row: list[float] = []
+        for (column, categories), cell in zip(COLUMNS.items(), cells, strict=True):
+            row += _cell(cell, column, categories, where)
+        rows.append(row)
+        labels.append(label)
     return torch.tensor(rows, dtype=torch.float32), torch.tensor(labels)
 
 

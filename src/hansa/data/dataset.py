@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hansa.core.errors import DataError
 from hansa.core.registry import Part
+from hansa.core.table_layout import TableLayout
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Data:
 
     `x` are the training samples: float32 features, or int64 characters. `y` are int64 labels, or float32 targets when
     `classes` is None. `test` is the central test set. `parties` is the natural partition, row indices into `x`, one
-    array per party. `loss` is "cross_entropy" or "mse".
+    array per party. `loss` is "cross_entropy" or "mse". `table` says that x are coded rows of a table
+    (`Table.coded`), for the preparation `table`.
     """
 
     x: Tensor
@@ -37,6 +39,7 @@ class Data:
     party_names: tuple[str, ...] | None
     classes: int | None
     loss: str
+    table: TableLayout | None = None
 
 
 class Dataset(Part):

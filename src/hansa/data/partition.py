@@ -30,6 +30,7 @@ class Partition(Part):
 
     kind: ClassVar[str] = "partition"
     data: ClassVar[str] = "rows"
+    changes: ClassVar[bool] = False  # whether `features` changes numbers, which the codes of texts do not allow
 
     def split(self, data: Data, seed: int) -> list[np.ndarray]:
         """Row indices into the training samples, ascending, one array per party."""
@@ -70,6 +71,7 @@ class Noise(Partition):
 
     parties: int = 10
     sigma: float = 0.1
+    changes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_parties(self.parties)

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import DataError, nearest
+from hansa.data.cells import is_missing, is_number
 from hansa.data.dataset import read_text
 
 SHOWN = 5  # names of columns in a message, at most
-MISSING = ("", "?")
 Header = tuple[str, ...]  # the name of the target's column, then of the feature columns; () without names
 
 
 def load_party_file(path: str | Path, target: str | None = None) -> tuple[Tensor, Tensor]:
     """Read the features (float32) and targets of one party.
 
-    `.csv` (or `.csv.gz`): a header, then numbers; an empty cell or `?` is NaN. The target is the column `target`, by
-    default the last one: int64 labels if all its values are whole numbers, else float32. `.npz`: the arrays `x` and
-    `y`; y is int64 if it was stored as whole numbers, else float32.
+    `.csv` (or `.csv.gz`): a header, then numbers; an empty cell, `?`, `NA` and the like are NaN. The target is the
+    column `target`, by default the last one: int64 labels if all its values are whole numbers, else float32. `.npz`:
+    the arrays `x` and `y`; y is int64 if it was stored as whole numbers, else float32.
     """
     x, y, _ = read_party_file(path, target)
     return x, y
@@ -132,7 +132,7 @@ def check_header(header: list[str], path: Path, needed: str, target: str | None 
     """Raise a DataError for a header without names, or with a name twice."""
     if len(header) < 2:
         raise DataError(f"{path}, line 1: the header should name {needed}, by commas")
-    if all(_is_number(name) for name in header):
+    if all(is_number(name) for name in header):
         raise DataError(f"{path}, line 1: numbers instead of column names; write a header")
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None and twice != target:
@@ -146,24 +146,20 @@ def column_of(name: str, header: list[str], path: Path) -> int:
     return header.index(name)
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return False
-
-
 def _number(cell: str, column: str, where: str, is_target: bool) -> float:
     cell = cell.strip()
-    if cell in MISSING or cell.lower() == "nan":
+    if is_missing(cell):
         return math.nan
-    if not _is_number(cell):
+    if not is_number(cell):
         if is_target:
             raise DataError(
                 f"{where}: the target {column!r} is {cell[:40]!r}; give numbers, or class numbers from 0 that mean the "
                 "same at every party"
             )
-        raise DataError(f"{where}: {column} should be a number, or empty where it is missing, and is {cell!r}")
+        raise DataError(
+            f"{where}: {column} should be a number, or empty where it is missing, and is {cell!r}; for texts and dates "
+            "set task.prepare = 'table'"
+        )
     return float(cell)
 
 

@@ -32,6 +32,8 @@ def make_column_task(experiment: Experiment, data: Data | None = None) -> Task:
         return _column_files(experiment)
     assert isinstance(partition, Columns)
     data = load_data(experiment) if data is None else data
+    if data.table is not None:
+        raise ConfigError("task.dataset: rows of a table with texts cannot be divided by columns")
     parts = partition.divide(data, experiment.run.seed)
     if table.party_test > 0 and parts.tests is not None:
         raise ConfigError(

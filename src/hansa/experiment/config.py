@@ -17,6 +17,7 @@ from hansa.core.functions import is_function, load_function
 from hansa.core.party_models import check_choice, turn_of
 from hansa.core.registry import fill, from_config, nest, registered
 from hansa.core.task import Task
+from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data
 from hansa.data.partition import Partition
 from hansa.data.prepare import Preparation
@@ -43,8 +44,9 @@ class TaskTable:
     architectures; `assigned` lists the names that parties take in turn, or has the model of each party. `public` are
     samples that every party sees: a number of samples of the data set, a file, or `"my_module:function"`.
     `ids` says that the parties' files have different columns of the same people: it names the column of the ids (in an
-    NPZ file, the array). A file with the column `target` (the array y) has labels. `pooled` puts the training samples
-    of all parties in one place, in a simulation, to compare.
+    NPZ file, the array). A file with the column `target` (the array y) has labels. `labels` lists the classes of a
+    target that is a text, in the order of their numbers; it needs the preparation `table`. `pooled` puts the training
+    samples of all parties in one place, in a simulation, to compare.
     """
 
     dataset: str | dict | None = None  # type: ignore[type-arg]
@@ -64,6 +66,7 @@ class TaskTable:
     dtype: Literal["float32", "float64"] = "float32"
     ids: str | None = None
     pooled: bool = False
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.dataset is None) == (not self.parties):
@@ -78,6 +81,10 @@ class TaskTable:
             raise ConfigError(
                 "ids applies to parties as files; the partition 'columns' numbers the rows of a data set: leave it out"
             )
+        if self.labels and (self.dataset is not None or not isinstance(self.prepare, ColumnTransformer)):
+            raise ConfigError("labels applies to parties as files with prepare = 'table'; leave it out")
+        if self.labels and (len(set(self.labels)) < max(len(self.labels), 2) or self.classes is not None):
+            raise ConfigError("labels must be at least two distinct texts, and give the number of classes themselves")
         if self.classes is not None and self.classes < 2:
             raise ConfigError(f"classes must be at least 2, got {self.classes}; for numbers, set loss = 'mse'")
         if self.classes is not None and self.loss in ("mse", "mae", "bce"):
@@ -205,6 +212,8 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
     check_data(algorithm, columns)
     check_finetuning(algorithm, run.finetune)
     if columns:
+        if isinstance(task.prepare, ColumnTransformer):
+            task.prepare.for_columns()
         for name, why in REFUSED.items():
             if getattr(task, name) is not None:
                 raise ConfigError(f"task.{name}: {why}")

@@ -18,10 +18,15 @@ from hansa.core.functions import double, is_function, load_function
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.public import split_public
 from hansa.core.registry import Part, from_config
+from hansa.core.table_layout import TableLayout
 from hansa.core.task import Pair, Task, tensor_of
+from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data
 from hansa.data.partition import Iid, Natural
 from hansa.data.party_files import Header, aligned, read_party_file
+from hansa.data.table import Table
+from hansa.data.table_files import read_table_samples
+from hansa.data.table_tasks import code_all
 
 if TYPE_CHECKING:
     from hansa.experiment.config import Experiment, TaskTable
@@ -41,7 +46,7 @@ def make_task(experiment: Experiment, data: Data | None = None) -> Task:
     model = make_model(table.model, table.dtype, experiment.folder, shape, outputs)
     return Task(model, made.loss, pairs, made.test, party_tests, made.names, made.classes, table.prepare, made.trusted,
                 make_models(table, experiment.folder, shape, outputs), table.assigned, made.public,
-                columns=made.columns, pooled=table.pooled)  # fmt: skip
+                columns=made.columns, pooled=table.pooled, table=made.table)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +61,45 @@ class TaskData:
     classes: int | None
     public: Any = None
     columns: tuple[str, ...] = ()  # the names of the features
+    table: TableLayout | None = None
+
+
+def _from_tables(experiment: Experiment, prepare: ColumnTransformer) -> TaskData:
+    """The samples of an experiment with one table per party."""
+    table = experiment.task
+    tables, names = read_tables(experiment, table.parties), file_names(table.parties)
+    own = [(kind, str(name)) for kind, name in (("test", table.test), ("trusted", table.trusted)) if name is not None]
+    if isinstance(table.public, str) and is_function(table.public):
+        raise ConfigError("task.public: with prepare = 'table' it is a file, or a number of samples of the data set")
+    own += [("public", str(table.public))] if table.public is not None else []
+    central = read_tables(experiment, [name for _, name in own])
+    everything = [*tables, *central]
+    rows, layout = code_all({place: features for place, features, _ in everything}, prepare)
+    pairs = [(x, y) for x, (_, _, y) in zip(rows, everything, strict=True)]
+    targets = [y for _, y in pairs[: len(tables)]]
+    loss, classes = loss_and_classes(table.loss, len(table.labels) or table.classes or _classes(table, targets))
+    if loss == "cross_entropy" and not table.classes and not table.labels:
+        check_numbering({name: Labels.of(y) for name, y in zip(names, targets, strict=True)})
+    kinds = dict(zip((kind for kind, _ in own), pairs[len(tables) :], strict=True))
+    return TaskData(pairs[: len(tables)], names, kinds.get("test"), kinds.get("trusted"), loss, classes,
+                    kinds.get("public"), tuple(name for name, _ in layout.columns), layout)  # fmt: skip
+
+
+def read_tables(experiment: Experiment, files: Sequence[str]) -> list[tuple[str, Table, Any]]:
+    """The place, features and targets of each file."""
+    table, out = experiment.task, []
+    for name in files:
+        path = Path(experiment.folder) / name
+        features, y, _ = read_table_samples(path, table.target, table.labels)
+        out.append((str(path), features, y))
+    return out
 
 
 def _from_files(experiment: Experiment) -> TaskData:
     """The samples of an experiment with one file per party."""
     table, folder = experiment.task, experiment.folder
+    if isinstance(table.prepare, ColumnTransformer):
+        return _from_tables(experiment, table.prepare)
     pairs, header = read_files(folder, table.parties, table.target)
     test, trusted = (
         read_files(folder, (str(name),), table.target, header)[0][0] if name is not None else None
@@ -83,7 +122,7 @@ def _from_dataset(experiment: Experiment, data: Data | None) -> TaskData:
     if isinstance(table.public, int):
         data, public = set_aside(data, table.public, experiment.run.seed, "public")
     pairs, names = divide(data, experiment)
-    return TaskData(pairs, names, data.test, trusted, table.loss or data.loss, data.classes, public)
+    return TaskData(pairs, names, data.test, trusted, table.loss or data.loss, data.classes, public, data.table)
 
 
 def public_samples(experiment: Experiment, header: Header = ()) -> Any:
@@ -191,6 +230,10 @@ def set_aside(data: Data, count: int, seed: int, purpose: str) -> tuple[Data, Pa
 def divide(data: Data, experiment: Experiment) -> tuple[list[Pair], list[str] | None]:
     """Each party's samples, by the partition or by the data set's own parties, and the parties' names."""
     partition = experiment.partition or (Natural() if data.parties is not None else Iid())
+    if data.table is not None and partition.changes:
+        raise ConfigError(
+            f"partition: {partition.name!r} changes numbers, and the samples are rows of a table with texts"
+        )
     seed = experiment.run.seed
     rows = partition.split(data, seed)
     pairs = [(partition.features(data.x[r], k, seed), data.y[r]) for k, r in enumerate(rows)]

@@ -160,8 +160,7 @@ class CentralDP(Part):
         """Whether the parties add the noise."""
         return self.noise == "parties" or (self.noise is None and secure is not None)
 
-    def check(self, algorithm: Algorithm, run: RunSettings, problem: Problem, secure: Channel | None,
-              prepares: bool) -> None:  # fmt: skip
+    def check(self, algorithm: Algorithm, run: RunSettings, problem: Problem, secure: Channel | None) -> None:
         """Refuse, with the reason, settings that the guarantee would not cover. Called before the run starts."""
         self._check_algorithm(algorithm, problem)
         select = run.select
@@ -184,11 +183,6 @@ class CentralDP(Part):
             raise ConfigError(
                 "run.eval_parties: the parties' own evaluations are numbers without noise, which central differential "
                 "privacy does not cover; set run.eval_parties = false"
-            )
-        if prepares:
-            raise ConfigError(
-                "task.prepare: it computes sums without noise over the parties' data, which central differential "
-                "privacy does not cover; scale the data beforehand, and leave task.prepare out"
             )
         if self.noise == "parties" and secure is None:
             raise ConfigError(

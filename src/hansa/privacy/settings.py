@@ -71,7 +71,9 @@ class Privacy:
 
     def check(self, algorithm: Algorithm, run: RunSettings, problem: Problem, prepares: bool = False) -> None:
         """Refuse, with the reason, settings that cannot be combined. Called before the run starts."""
-        self._check_local(algorithm, run, prepares)
+        if prepares:
+            self.check_sums(algorithm, "standardise")
+        self._check_local(algorithm, run)
         if run.max_weight is not None and (self.secure is not None or self.dp is not None):
             setting = "privacy.max_weight" if self.dp is None else "privacy.dp.weight_cap"
             raise ConfigError(
@@ -79,7 +81,7 @@ class Privacy:
                 f"{setting}, which each party applies itself"
             )
         if self.dp is not None:
-            self.dp.check(algorithm, run, problem, self.secure, prepares)
+            self.dp.check(algorithm, run, problem, self.secure)
         if self.bound is not None:
             self._check_bound(algorithm, problem)
             if run.select.sees:
@@ -112,17 +114,27 @@ class Privacy:
                 f"{run.metric.split('_')[1]!r}, the mean over all test samples"
             )
 
+    def check_sums(self, algorithm: Algorithm, columns: str) -> None:
+        """Refuse sums without noise over the parties' data, from which a preparation learns, under a guarantee.
+
+        `columns` names the preparation, or the columns of a table that need such sums.
+        """
+        local = algorithm.parts().local
+        private = local is not None and local.budget is not None
+        if private or self.dp is not None:
+            guarantee = f"the epsilon of {local.name!r}" if private else "central differential privacy"  # type: ignore[union-attr]
+            raise ConfigError(
+                f"task.prepare: it computes sums without noise over the parties' data ({columns}), which {guarantee} "
+                "does not cover; use prepare = 'table' with bounds for numbers and categories for texts, which needs "
+                "no sums, or leave task.prepare out"
+            )
+
     @staticmethod
-    def _check_local(algorithm: Algorithm, run: RunSettings, prepares: bool) -> None:
+    def _check_local(algorithm: Algorithm, run: RunSettings) -> None:
         """Refuse settings that the epsilon of a private local solver would not cover."""
         local = algorithm.parts().local
         if local is None or local.budget is None:
             return
-        if prepares:
-            raise ConfigError(
-                f"task.prepare: it computes sums without noise over the parties' data, which the epsilon of "
-                f"{local.name!r} does not cover; scale the data beforehand, and leave task.prepare out"
-            )
         if run.pace.watches:
             raise ConfigError(
                 f"run.pace: {run.pace.name!r} depends on the parties' training loss, which {local.name!r} does not "

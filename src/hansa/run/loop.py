@@ -32,7 +32,7 @@ from hansa.run.evaluation import Evaluation
 from hansa.run.exchanges import Exchanges, Steps
 from hansa.run.finetuning import TUNED, FineTuner, deliver
 from hansa.run.hooks import CurrentRound
-from hansa.run.preparation import PreparationLearner
+from hansa.run.preparation import PreparationLearner, PreparedTable
 from hansa.run.stopping import StoppingRules
 from hansa.schedule import Fixed
 
@@ -61,6 +61,7 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     attackers: frozenset[int] | None = None  # the attackers of a simulation
     probe: tuple[torch.Tensor, torch.Tensor] | None = None  # test samples, with the classes that attackers want
+    prepared: PreparedTable | None = None  # what was learned of a table before the task could be made
 
     def __post_init__(self) -> None:
         self.problem = self._problem()
@@ -102,6 +103,11 @@ class Training:
         self.evaluation.trusted = self.trusted
         self.preparation: tuple[DataOp, dict[str, Any]] | None = None
         self.unprepared: dict[str, str] = {}  # parties that the preparation was learned without, and why
+        if self.prepared is not None:
+            self.preparation = self.prepared.learned
+            self.unprepared.update(self.prepared.left_out)
+            self.progress.bytes_up += self.prepared.bytes_up
+            self.progress.bytes_down += self.prepared.bytes_down
         self.selection = hooks.CohortSelection(self.run, self.algorithm, self.exchanges)
         self.minimum = hooks.MinimumCohort(self.run.min_cohort) if self.run.min_cohort > 1 else None
         self.hooks = self._hooks(work)

@@ -22,6 +22,24 @@ STRIKES = 3  # refusals or bad replies of a party before it is left out, if othe
 Learned = tuple[DataOp, dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class PreparedTable:
+    """The preparation of a table that was learned before the task was made, since it decides the number of features.
+
+    `left_out` names the parties that it was learned without, and why.
+    """
+
+    learned: Learned
+    left_out: dict[str, str]
+    bytes_up: int
+    bytes_down: int
+
+    def samples(self, pair: Any) -> Any:
+        """Samples (x, y) of coded rows with features as x; None stays None."""
+        op, payload = self.learned
+        return None if pair is None else (op.transform(pair[0], payload), pair[1])
+
+
 @dataclass
 class PreparationLearner:
     """Asks the parties until a preparation is learned, without the parties that refuse.
@@ -54,6 +72,12 @@ class PreparationLearner:
         self._note_left_out()
         return learned
 
+    def learn_table(self, round: int) -> Generator[Request, Any, PreparedTable]:
+        """Learn the preparation of a table."""
+        learned = yield from self.learn(round)
+        record = self.exchanges.record
+        return PreparedTable(learned, self.left_out, record.bytes_up, record.bytes_down)
+
     async def _ask(self, fed: Federation) -> Learned:
         fed.cohort = [party for party in fed.parties if party not in self._refusing]
         if self.exchanges.holdings.pooled:  # the other parties have no samples to learn from
@@ -64,6 +88,9 @@ class PreparationLearner:
 
     async def _learned(self, fed: Federation) -> Learned:
         holdings = self.exchanges.holdings
+        if holdings.table is not None:
+            tabular: Learned = await self.preparation.learn_table(fed, holdings.table)
+            return tabular
         if holdings.layout is not None:
             return self.preparation.for_columns(), {}
         learned: Learned = await self.preparation.learn(fed, holdings.shape)

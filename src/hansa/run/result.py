@@ -147,6 +147,8 @@ class Result(Displayed):
         """What the saved model needs to predict, as plain data."""
         training = self.training
         about = saved_model.describe(training.task, training.objective, training.holdings, training.run.seed)
+        if training.prepared is not None:  # the model takes rows of a table, not the features that are made of them
+            about |= {"example": None, "columns": training.prepared.learned[1]["columns"]}
         model = training.algorithm.model(self.state)
         if not isinstance(model, OtherModel):
             return about

@@ -33,6 +33,7 @@ from hansa.run.loop import Training
 from hansa.run.plan import describe, fingerprint
 from hansa.run.recorder import Recorder, find_trackers, sample_counts
 from hansa.run.result import Result
+from hansa.run.simulated_table import prepare_table
 from hansa.server import Descent
 from hansa.sim.engine import EngineInputs, ReferenceEngine
 from hansa.sim.run_size import RunSize
@@ -62,6 +63,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     run, protection = _check_arguments(algorithm, task, run_dir, resume, force, protocol, privacy, adversary, settings)
     trackers = find_trackers(track, run_dir if resume else None)
     with deterministic(run.device), matrix_products(run.precision):
+        task, prepared = prepare_table(algorithm, task, run, protection, protocol)
         objective = Objective(task.model, task.loss, run.seed, run.device, run.precision == "bf16")
         holdings = task.holdings(objective)
         folder = RunFolder(run_dir) if run_dir is not None else None
@@ -78,7 +80,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         training = Training(algorithm, task, run, objective, holdings, folder, runtime, protection, protocol,
                             recorder.on_round, clock, history=recorder.history,
                             attackers=None if band is None else band.attackers,
-                            probe=None if band is None else band.probe(holdings))  # fmt: skip
+                            probe=None if band is None else band.probe(holdings), prepared=prepared)  # fmt: skip
         record |= {} if band is None else {"attackers": [holdings.name(party) for party in sorted(band.attackers)]}
         record |= {} if folder is None else {"data": data}
         with recorder.recording(record, counts, resume, force), closing(engine):

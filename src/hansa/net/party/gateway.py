@@ -23,7 +23,7 @@ class OwnerGateway(SampleGateway):
 
     def __init__(self, samples: SampleGateway, policy: Policy, vault: PartyVault, job: str, op: Op,
                  payload: Payload) -> None:  # fmt: skip
-        super().__init__(samples._train, samples._test, samples.header, samples._before)
+        super().__init__(samples._train, samples._test, samples.header, samples._before, samples.kinds, samples.table)
         self._policy, self._vault, self._job, self._ask = policy, vault, job, ""
         self._op, self._payload = op, payload
         self._limits = policy.evaluate.under(policy.privacy.exists)

@@ -1,0 +1,206 @@
+"""Statistics of tables that parties answer with whole numbers, so that every sum of them is exact.
+
+Masked, encrypted and plain sums of whole numbers have the same bits. Real numbers travel as two whole numbers (`hi` in
+steps of 2^-8, `lo` in steps of 2^-52). A party's rows never leave it. Every payload is checked: the aggregator chooses
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.core.errors import PartyError
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.registry import register
+from hansa.core.table_layout import TableLayout
+from hansa.data.cells import CODE_BITS, NAME_BYTES
+from hansa.data.date_parts import checked_features, number_columns
+
+EXPONENTS = 129  # powers of two that magnitudes are counted by: 2^-64 to 2^63, and a cell for zero
+CELLS = 4096  # of a histogram, from which the edges of bins are taken
+PREFIXES = 4096  # prefixes of codes in one ask, at most
+MOST_BITS = 12  # by which one ask prolongs a prefix, at most
+SHORTEST = 16  # the last bits of a code, which no ask reads
+WEIGHT = 2**20  # of a name in a sum, at most
+_HI, _LO = 2.0**8, 2.0**44
+ROWS: Shape = ((), torch.int64)
+
+
+def coded_rows(party: Party) -> tuple[Tensor, TableLayout]:
+    """The coded rows of a party, and their layout; a PartyError if it has no table."""
+    table = party.data.table
+    if table is None:
+        raise PartyError("its samples are no table with named columns")
+    return party.samples("statistics")[0], table
+
+
+def split_sums(values: Tensor) -> dict[str, Tensor]:
+    """Real numbers as two whole numbers each."""
+    hi = torch.floor(values * _HI)
+    return {"hi": hi.to(torch.int64), "lo": torch.round((values * _HI - hi) * _LO).to(torch.int64)}
+
+
+def joined_sums(hi: Tensor, lo: Tensor) -> Tensor:
+    """The sums of real numbers, from the sums of their two whole numbers."""
+    return (hi.double() + lo.double() / _LO) / _HI
+
+
+@register("table-magnitudes")
+@dataclass(frozen=True)
+class TableMagnitudes(Op):
+    """Count the values of each number column by their power of two, so that sums can be scaled."""
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, layout = coded_rows(party)
+        values = number_columns(x, checked_features(payload.get("features"), layout))
+        counts = torch.zeros(values.shape[1], EXPONENTS, dtype=torch.int64)
+        for k, column in enumerate(values.unbind(1)):
+            known = column[~torch.isnan(column)]
+            cells = (torch.frexp(known).exponent.long() - 1).clamp(-64, 63) + 64
+            cells = torch.where(known == 0, torch.full_like(cells, EXPONENTS - 1), cells)
+            counts[k] = torch.bincount(cells, minlength=EXPONENTS)
+        return Reply({"rows": torch.tensor(len(x)), "counts": counts}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"rows": ROWS, "counts": ((len(payload["features"]), EXPONENTS), torch.int64)}
+
+
+@register("table-sums")
+@dataclass(frozen=True)
+class TableSums(Op):
+    """Sum the known values of each number column, or their squares, after a shift and a division.
+
+    `count` is the number of known values. A value beyond the scale is cut, so that the sum stays within its range.
+    """
+
+    squares: bool = False
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, layout = coded_rows(party)
+        features = checked_features(payload.get("features"), layout)
+        shape = (len(features),)
+        centre, scale = sent(payload, "centre", shape).double(), sent(payload, "scale", shape).double()
+        if not bool((scale > 0).all()):
+            raise PartyError("'scale' in the payload has numbers that are not positive")
+        scaled = (number_columns(x, features).cpu() - centre) / scale
+        known = ~torch.isnan(scaled)
+        scaled = torch.where(known, scaled, 0.0).clamp(-2.0, 2.0)
+        sums = (scaled.square() if self.squares else scaled).sum(0)
+        return Reply({"rows": torch.tensor(len(x)), "count": known.sum(0), **split_sums(sums)}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        shape = (len(payload["features"]),)
+        return {"rows": ROWS, **{name: (shape, torch.int64) for name in ("count", "hi", "lo")}}
+
+
+@register("table-histogram")
+@dataclass(frozen=True)
+class TableHistogram(Op):
+    """Count the known values of number columns in equal cells between two bounds; values beyond go to the end cells."""
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, layout = coded_rows(party)
+        features = checked_features(payload.get("features"), layout)
+        low, high = (sent(payload, name, (len(features),)).double() for name in ("low", "high"))
+        if not bool((low < high).all()):
+            raise PartyError("the bounds in the payload are not a lower and a higher one")
+        counts = torch.zeros(len(features), CELLS, dtype=torch.int64)
+        for k, column in enumerate(number_columns(x, features).cpu().unbind(1)):
+            known = column[~torch.isnan(column)]
+            cells = torch.floor((known - low[k]) / (high[k] - low[k]) * CELLS).clamp(0, CELLS - 1)
+            counts[k] = torch.bincount(cells.long(), minlength=CELLS)
+        return Reply({"counts": counts}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"counts": ((len(payload["features"]), CELLS), torch.int64)}
+
+
+def _codes(x: Tensor, column: int) -> np.ndarray:
+    """The codes of a text column's known values."""
+    values = x[:, column].cpu().numpy()
+    return values[~np.isnan(values)].astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _pairs(payload: Payload, layout: TableLayout) -> list[tuple[int, int]]:
+    """The text columns and prefixes that a message names; a PartyError if they are not such columns, in order."""
+    columns, prefixes = payload.get("column"), payload.get("prefix")
+    for tensor in (columns, prefixes):
+        if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64 or tensor.dim() != 1:
+            raise PartyError("the payload names no prefixes of codes")
+    assert isinstance(columns, Tensor) and isinstance(prefixes, Tensor)
+    if not 0 < len(columns) == len(prefixes) <= PREFIXES:
+        raise PartyError(f"the payload names {len(prefixes)} prefixes of codes, and at most {PREFIXES} are answered")
+    pairs = list(zip(columns.tolist(), prefixes.tolist(), strict=True))
+    texts = {k for k, (_, kind) in enumerate(layout.columns) if kind == "text"}
+    known = min(prefixes.tolist()) >= 0 and max(prefixes.tolist()) < 2 ** (CODE_BITS - SHORTEST)
+    if not known or sorted(set(pairs)) != pairs or not {column for column, _ in pairs} <= texts:
+        raise PartyError("the payload names a column that is not a text, or prefixes that are not in order")
+    return pairs
+
+
+@register("table-categories")
+@dataclass(frozen=True)
+class TableCategories(Op):
+    """Count the texts of columns by the leading bits of their codes, for some prefixes.
+
+    The parties' counts are summed, and the aggregator prolongs the prefixes that enough samples share: a prefix tree,
+    as in Zhu et al., "Federated heavy hitters discovery with differential privacy", AISTATS 2020, over hashes. `shift`
+    is the number of bits that are left out, at least 16. `bits` is the number of bits beyond the prefix.
+    """
+
+    shift: int
+    bits: int
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        if not (1 <= self.bits <= MOST_BITS and SHORTEST <= self.shift <= CODE_BITS - self.bits):
+            raise PartyError("the ask reads other bits of codes than are answered")
+        x, layout = coded_rows(party)
+        pairs = _pairs(payload, layout)
+        counts = np.zeros((len(pairs), 2**self.bits), dtype=np.int64)
+        for column in dict.fromkeys(column for column, _ in pairs):
+            rows = [k for k, (at, _) in enumerate(pairs) if at == column]
+            prefixes = np.array([pairs[k][1] for k in rows])
+            codes = _codes(x, column)
+            heads = codes >> (self.shift + self.bits)
+            at = np.minimum(np.searchsorted(prefixes, heads), len(prefixes) - 1)
+            here = prefixes[at] == heads
+            cells = (codes[here] >> self.shift) & (2**self.bits - 1)
+            flat = np.bincount(at[here] * 2**self.bits + cells, minlength=len(rows) * 2**self.bits)
+            counts[rows] = flat.reshape(len(rows), -1)
+        return Reply({"rows": torch.tensor(len(x)), "counts": torch.from_numpy(counts)}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"rows": ROWS, "counts": ((len(payload["prefix"]), 2**self.bits), torch.int64)}
+
+
+@register("table-names")
+@dataclass(frozen=True)
+class TableNames(Op):
+    """Name categories: the bytes of each one's text, times the number of the party's samples that have it.
+
+    Divided by the sum of these numbers, the sum of the bytes is the text, which all holders share.
+    """
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, layout = coded_rows(party)
+        pairs = _pairs(payload, layout)
+        weights = torch.zeros(len(pairs), dtype=torch.int64)
+        letters = torch.zeros(len(pairs), NAME_BYTES, dtype=torch.int64)
+        held = {column: np.unique(_codes(x, column), return_counts=True) for column, _ in pairs}
+        for k, (column, prefix) in enumerate(pairs):
+            codes, counts = held[column]
+            first, last = np.searchsorted(codes, [prefix << SHORTEST, (prefix + 1) << SHORTEST])
+            for code, count in zip(codes[first:last].tolist(), counts[first:last].tolist(), strict=True):
+                text = layout.texts[code].encode()
+                weight = min(count, WEIGHT)
+                weights[k] += weight
+                letters[k, : len(text)] += weight * torch.tensor(list(text), dtype=torch.int64)
+        return Reply({"weights": weights, "letters": letters}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        count = len(payload["prefix"])
+        return {"weights": ((count,), torch.int64), "letters": ((count, NAME_BYTES), torch.int64)}
