@@ -21,12 +21,13 @@ from hansa.core.op import Memory, Op, Party, Payload, Wrapper, perform, unwrap
 from hansa.core.registry import registered, to_config
 from hansa.data.describe import Describe
 from hansa.experiment.config import parse
+from hansa.models import Logistic
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.testing import TREE
 
 SOURCE = Path(hansa.__file__).parent
 # Ops that hold keys, shares, sizes, models or the proof of a preparation, and never a sample.
-NEVER = {"samples", "own-model", "apply-standardise", "standardise-own", "route-keys", "deliver"} | {
+NEVER = {"samples", "own-model", "apply-standardise", "apply-table", "standardise-own", "route-keys", "deliver"} | {
     f"secure-{name}" for name in (
         "keys", "shares", "consistent", "unmask", "paillier-key", "paillier-open", "functional-key",
         "functional-ready", "ckks-key", "ckks-open",
@@ -42,7 +43,7 @@ class Watched(SampleGateway):
     """Notes the purposes of readings; with `refuses`, refuses them all."""
 
     def __init__(self, samples: SampleGateway, refuses: bool = False) -> None:
-        super().__init__(samples._train, samples._test, samples.header)
+        super().__init__(samples._train, samples._test, samples.header, samples.kinds, samples.table)
         self.refuses, self.read = refuses, set[Purpose]()
 
     def admit(self, purpose: Purpose) -> None:
@@ -107,6 +108,11 @@ def watch() -> Watch:
         for local in ("adam", "dp-sgd", "gradient"):
             simulate(task=plain, algorithm={"name": "fedavg", "local": {"name": local}})
         simulate(privacy={"secure": {"name": "masking"}})
+        columns = {"a": [1.0, 2.0, 4.0], "b": ["x", "y", "x"], "c": [1.0, 2.0, 4.0]}
+        options = {"b": {"min_count": 1}, "c": {"bins": 2, "bounds": [0, 4]}}
+        table = hansa.Task(Logistic((3,), 2), parties=[(columns, [0, 1, 0])] * 2,
+                           prepare=hansa.ColumnTransformer(columns=options))  # fmt: skip
+        hansa.simulate(hansa.FedAvg(), table, rounds=1, engine="reference", progress=False)
         simulate(
             task=plain, privacy={"dp": {"name": "central", "sigma": 1.0, "clip": 1.0}}, run={"eval_parties": False}
         )

@@ -305,7 +305,7 @@ def test_a_party_reads_its_ids_from_a_file_or_a_function(tmp_path: Path, monkeyp
     for name, more in (("train", ""), ("test", "9")):
         (tmp_path / f"{name}.csv").write_text(f"who,a,y\nann{more},1,0\nbob{more},2,1\n")
     path, test = str(tmp_path / "train.csv"), str(tmp_path / "test.csv")
-    train, held, header = read_samples(path, "y", test, "who")
+    train, held, header, *_ = read_samples(path, "y", test, "who")
     assert train[2].tolist() == ["ann", "bob"] and held is not None and held[2].tolist() == ["ann9", "bob9"]  # type: ignore[misc]
     assert header == ("y", "a")
     assert read_samples(path, None, None, "who").train[1] is None
@@ -316,7 +316,7 @@ def test_a_party_reads_its_ids_from_a_file_or_a_function(tmp_path: Path, monkeyp
         "def four(): return 1, 2, 3, 4\n"
     )
     monkeypatch.chdir(tmp_path)
-    train, held, _ = read_samples("column_data:both")
+    train, held, *_ = read_samples("column_data:both")
     assert train[1] is None and train[2].tolist() == ["1", "2"] and held is not None and len(held[0]) == 1  # type: ignore[misc]
     with pytest.raises(DataError, match="two rows have the same id"):
         read_samples("column_data:twice")

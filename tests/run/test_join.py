@@ -32,12 +32,12 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
     "x", [[[1.0, 2.0], [3.0, 4.0]], ((1.0, 2.0), (3.0, 4.0)), ([1.0, 2.0], [3.0, 4.0]), np.array([[1.0, 2.0], [3, 4]])]
 )
 def test_two_rows_are_not_taken_for_a_training_and_a_test_set(given: Callable[[Any], Any], x: Any) -> None:
-    (features, targets), test, _ = given((x, [0, 1]))
+    (features, targets), test, *_ = given((x, [0, 1]))
     assert features.tolist() == [[1.0, 2.0], [3.0, 4.0]] and targets.tolist() == [0, 1] and test is None
 
 
 def test_a_pair_of_pairs_is_a_training_and_a_test_set(given: Callable[[Any], Any]) -> None:
-    train, test, _ = given((([[1.0], [2.0]], [0, 1]), (np.ones((3, 1)), np.zeros(3))))
+    train, test, *_ = given((([[1.0], [2.0]], [0, 1]), (np.ones((3, 1)), np.zeros(3))))
     assert [tuple(v.shape) for v in (*train, *test)] == [(2, 1), (2,), (3, 1), (3,)]
 
 
@@ -67,7 +67,7 @@ def test_class_numbers_that_there_are_not_are_refused_in_test_samples_too(low: i
 def test_test_samples_come_from_a_file_of_their_own(tmp_path: Path) -> None:
     for name, rows in (("train", 5), ("test", 3), ("wide", 2)):
         np.savez(tmp_path / f"{name}.npz", x=np.ones((rows, 2 + (name == "wide"))), y=np.zeros(rows, dtype=np.int64))
-    train, test, _ = read_samples(str(tmp_path / "train.npz"), test=str(tmp_path / "test.npz"))
+    train, test, *_ = read_samples(str(tmp_path / "train.npz"), test=str(tmp_path / "test.npz"))
     assert len(train[0]) == 5 and test is not None and len(test[0]) == 3
     with pytest.raises(DataError, match=r"--test: the samples of .*wide.npz have the shape \(3,\), those of .* \(2,\)"):
         read_samples(str(tmp_path / "train.npz"), test=str(tmp_path / "wide.npz"))

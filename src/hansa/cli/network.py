@@ -98,7 +98,9 @@ def serve(
 
 @app.command()
 def join(
-    data: Annotated[str, typer.Option("--data", help="CSV or NPZ file, or MODULE:FUNCTION that returns (x, y).")],
+    data: Annotated[
+        str, typer.Option("--data", help="CSV, Parquet or NPZ file, or MODULE:FUNCTION that returns (x, y).")
+    ],
     url: Annotated[str | None, typer.Argument(help="Aggregator: https://HOST:PORT.")] = None,
     token_file: Annotated[
         Path | None,
@@ -107,9 +109,13 @@ def join(
     state: Annotated[
         Path | None, typer.Option("--state", help="Folder of the party: key, policy, memory. Default: its name.")
     ] = None,
-    target: Annotated[str | None, typer.Option("--target", help="Column of the target in a CSV file.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Column of the target in a table.")] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option("--labels", help="Classes of a text target, by commas, as the job lists them."),
+    ] = None,
     test: Annotated[
-        str | None, typer.Option("--test", help="CSV or NPZ file of test samples; no job trains on them.")
+        str | None, typer.Option("--test", help="CSV, Parquet or NPZ file of test samples; no job trains on them.")
     ] = None,
     ids: Annotated[
         str | None,
@@ -139,7 +145,8 @@ def join(
         if not sys.stdin.isatty():
             raise ConfigError("there is no terminal to ask for the enrolment token; give it in a file: --token-file")
         token = Token.parse(typer.prompt("token", hide_input=True))
-    run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json, test, ids)
+    run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json, test, ids,
+        tuple(label.strip() for label in labels.split(",")) if labels else ())  # fmt: skip
 
 
 @app.command()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,25 @@ WIDEST = 2**16  # features of a sample, at most
 LARGEST = 2**31  # numbers of a party's prepared samples, at most
 
 
+def _finite(*values: Any) -> bool:
+    return all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in values)
+
+
+def _texts(values: Any, most: int) -> bool:
+    fits = isinstance(values, (list, tuple)) and len(values) <= most
+    return fits and all(isinstance(value, str) and len(value) <= 256 for value in values)
+
+
+def _rising(values: Any, sizes: range) -> bool:
+    """Whether a value is a tuple of as many rising numbers as `sizes` allows."""
+    fits = isinstance(values, tuple) and len(values) in sizes and _finite(*values)
+    return fits and all(low <= high for low, high in itertools.pairwise(values))
+
+
+def _fills(value: Any) -> bool:
+    return value is None or _texts([value], 1)
+
+
 @dataclass(frozen=True)
 class Scaled:
     """A number, imputed by `fill`, cut to its bounds if there are any, shifted and divided."""
@@ -39,6 +57,10 @@ class Scaled:
     scale: float
     bounds: tuple[float, ...] = ()
     indicator: bool = False
+
+    def valid(self) -> bool:
+        numbers = _finite(self.fill, self.centre, self.scale) and self.scale > 0
+        return numbers and (self.bounds == () or _rising(self.bounds, range(2, 3)))
 
     def names(self, name: str) -> list[str]:
         return [f"{name}.{self.part}" if self.part else name]
@@ -59,6 +81,9 @@ class Binned:
     fill: float | None = None
     indicator: bool = False
 
+    def valid(self) -> bool:
+        return _rising(self.edges, range(1, MOST_BINS)) and (self.fill is None or _finite(self.fill))
+
     def names(self, name: str) -> list[str]:
         ends = ["", *(f"{edge:g}" for edge in self.edges), ""]
         return [f"{name}={low}..{high}" for low, high in itertools.pairwise(ends)]
@@ -67,7 +92,7 @@ class Binned:
         values = x[:, self.column].double()
         values = values if self.fill is None else torch.where(torch.isnan(values), self.fill, values)
         edges = torch.tensor(self.edges, dtype=torch.float64, device=x.device)
-        return _one_hot(torch.bucketize(values, edges, right=True), torch.isnan(values), len(self.edges) + 1)
+        return _one_hot(torch.bucketize(values.contiguous(), edges, right=True), torch.isnan(values), len(self.edges) + 1)
 
 
 @dataclass(frozen=True)
@@ -79,6 +104,9 @@ class Categories:
     other: bool = False
     fill: str | None = None
     indicator: bool = False
+
+    def valid(self) -> bool:
+        return _texts(self.categories, MOST_CATEGORIES) and isinstance(self.other, bool) and _fills(self.fill)
 
     def names(self, name: str) -> list[str]:
         return [f"{name}={category}" for category in self.categories] + ([f"{name}=(other)"] if self.other else [])
@@ -104,6 +132,10 @@ class Hashed:
     fill: str | None = None
     indicator: bool = False
 
+    def valid(self) -> bool:
+        number = isinstance(self.buckets, int) and not isinstance(self.buckets, bool)
+        return number and 2 <= self.buckets <= MOST_CATEGORIES and _fills(self.fill)
+
     def names(self, name: str) -> list[str]:
         return [f"{name}#{k}" for k in range(self.buckets)]
 
@@ -118,7 +150,7 @@ FORMS: dict[str, type[Step]] = {"scaled": Scaled, "binned": Binned, "categories"
 
 def _filled(x: Tensor, column: int, fill: str | None) -> tuple[Tensor, Tensor]:
     """The codes of a text column with missing ones filled, and which of them are known."""
-    codes = x[:, column].double()
+    codes = x[:, column].double().contiguous()
     if fill is not None:
         codes = torch.where(torch.isnan(codes), float(text_code(canonical(fill))), codes)
     return codes, ~torch.isnan(codes)
@@ -176,7 +208,8 @@ class TablePlan:
             layout = TableLayout.of(tree.get("columns"))
         except DataError as error:
             raise PartyError(str(error)) from None
-        missing, steps = tree.get("missing"), tree.get("steps")
+        missing: Any = tree.get("missing")
+        steps = tree.get("steps")
         if not _texts(missing, 1000) or not isinstance(steps, list) or not 0 < len(steps) <= WIDEST:
             raise PartyError("malformed table: expected the words for a missing value, and the steps")
         plan = cls(layout, tuple(missing), tuple(_step(step, layout) for step in steps))
@@ -191,7 +224,7 @@ def _plain(step: Step) -> dict[str, Any]:
 
 def _step(tree: Any, layout: TableLayout) -> Step:
     """A step of a message; a PartyError if it is not a valid one."""
-    form = FORMS.get(str(tree.get("form"))) if isinstance(tree, dict) else None
+    form: Any = FORMS.get(str(tree.get("form"))) if isinstance(tree, dict) else None
     if form is None or set(tree) != {"form", *form.__dataclass_fields__} or not isinstance(tree["indicator"], bool):
         raise PartyError("malformed table: a step has an unknown form, or other fields than its form")
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in tree.items()}
@@ -200,42 +233,15 @@ def _step(tree: Any, layout: TableLayout) -> Step:
         checked_feature([fields["column"], fields.get("part", "")], layout)
     elif not _is_text_column(fields["column"], layout):
         raise PartyError("malformed table: a step for texts names another column")
-    if not _CHECKS[form](fields):
+    step: Step = form(**fields)
+    if not step.valid():
         raise PartyError(f"malformed table: the numbers or texts of the step {tree['form']!r} are invalid")
-    return form(**fields)
+    return step
 
 
 def _is_text_column(column: Any, layout: TableLayout) -> bool:
     inside = isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(layout.columns)
     return inside and layout.columns[column][1] == "text"
-
-
-def _finite(*values: Any) -> bool:
-    return all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in values)
-
-
-def _texts(values: Any, most: int) -> bool:
-    fits = isinstance(values, (list, tuple)) and len(values) <= most
-    return fits and all(isinstance(value, str) and len(value) <= 256 for value in values)
-
-
-def _rising(values: Sequence[float]) -> bool:
-    return all(low <= high for low, high in itertools.pairwise(values))
-
-
-def _fills(value: Any) -> bool:
-    return value is None or _texts([value], 1)
-
-
-_CHECKS = {
-    Scaled: lambda f: _finite(f["fill"], f["centre"], f["scale"], *f["bounds"]) and f["scale"] > 0
-    and len(f["bounds"]) in (0, 2) and _rising(f["bounds"]),
-    Binned: lambda f: _finite(*f["edges"]) and 0 < len(f["edges"]) < MOST_BINS and _rising(f["edges"])
-    and (f["fill"] is None or _finite(f["fill"])),
-    Categories: lambda f: _texts(f["categories"], MOST_CATEGORIES) and isinstance(f["other"], bool)
-    and _fills(f["fill"]),
-    Hashed: lambda f: isinstance(f["buckets"], int) and 2 <= f["buckets"] <= MOST_CATEGORIES and _fills(f["fill"]),
-}  # fmt: skip
 
 
 @register("apply-table")
@@ -258,7 +264,9 @@ class ApplyTable(DataOp):
         if party.n * plan.width > LARGEST:
             raise PartyError(f"its prepared samples would have more than {LARGEST} numbers; use fewer categories")
         dtype = party.objective.dtype if party.objective.module is not None else torch.float64
-        party.data.transform(lambda x: plan.features(x).to(dtype), plan.width)
+        device = party.objective.device
+        party.data.transform(lambda x: plan.features(x).to(device, dtype), plan.width)
+        party.data.table = None  # the samples are features now
 
     def prepared(self, x: Any, payload: Payload, device: torch.device, dtype: torch.dtype | None) -> Tensor:
         """The features of a frame, of columns by name, of a list of rows by column name, or of coded rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -16,7 +16,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY = 86_400.0
 
 
-def missing_words(words: Collection[str]) -> frozenset[str]:
+def missing_words(words: Iterable[str]) -> frozenset[str]:
     """Words for a missing value, as `is_missing` compares them."""
     return frozenset(word.strip().lower() for word in words)
 

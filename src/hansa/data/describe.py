@@ -19,6 +19,7 @@ from hansa.core.losses import named_loss
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.table_layout import KINDS as TABLE_KINDS
 from hansa.core.task import check_features, fit_targets
 from hansa.data.party_files import Header, differing
 
@@ -31,6 +32,7 @@ HASHED = "sha256 "  # prefix of such a hash
 FEW, TIMES = 1024, 64  # a party may have FEW classes; more, only up to TIMES times the median of all parties
 NO_LABELS = Labels(0, 0, 0)
 KINDS = ("none", "real", "class")  # kinds of targets; none for a party without samples or labels
+COLUMN_KINDS = (*TABLE_KINDS, "empty")  # empty: no value is known, so that any kind fits
 COLUMNS = {"data": "columns"}  # the payload for parties with different columns
 
 
@@ -45,10 +47,10 @@ class Describe(Op):
     """Describe the shape of a party's samples and the kind of its targets.
 
     The reply also has the number of classes (0 for other targets), the lowest class and the number of classes that
-    occur; whether the party has its own test samples, missing values and whole numbers as features; and the column
-    names of its file. Neither samples nor their number are sent. If the loss is known, it decides the kind of the
-    targets. A party declines if its values are infinite or its targets do not fit the loss. With the payload `COLUMNS`
-    a party declines without ids; it may have no labels, and does not send its column names.
+    occur; whether the party has its own test samples, missing values and whole numbers as features; and the names and
+    kinds of its file's columns. Neither samples nor their number are sent. If the loss is known, it decides the kind of
+    the targets. A party declines if its values are infinite or its targets do not fit the loss. With the payload
+    `COLUMNS` a party declines without ids; it may have no labels, and does not send its column names.
     """
 
     loss: str | None = None
@@ -80,7 +82,7 @@ class Describe(Op):
         kind, classes, labels = self._targets(y)
         whole = not x.is_floating_point() and x.dtype != torch.uint8
         return Description(shape, classes, kind, data.tests is not None, missing, labels, whole,
-                           data.header if rows else ()).reply(), memory  # fmt: skip
+                           data.header if rows else (), data.kinds if rows else ()).reply(), memory  # fmt: skip
 
     def _targets(self, y: Tensor) -> tuple[str, int, Labels]:
         """The kind of the targets, the number of classes, and the class numbers."""
@@ -123,6 +125,7 @@ class Description:
     labels: Labels = NO_LABELS
     whole: bool = False  # whether features are whole numbers
     header: Header = ()
+    kinds: tuple[str, ...] = ()  # of the feature columns, if they have names
 
     def reply(self) -> Reply:
         """Encode the description as a reply."""
@@ -130,6 +133,9 @@ class Description:
         about = [len(self.shape), *shape, self.classes, KINDS.index(self.kind), self.tests, self.missing,
                  self.labels.lowest, self.labels.distinct, self.whole]  # fmt: skip
         text = "\n".join(_short(self.header)).encode()
+        kinds = bytes(1 + COLUMN_KINDS.index(kind) for kind in self.kinds)
+        if set(self.kinds) - {"number"} and len(self.header) > 1 and len(text) + len(kinds) + 1 <= NAMES:
+            text += b"\0" + kinds  # without them all columns are numbers
         names = torch.zeros(NAMES, dtype=torch.uint8)
         names[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
         return Reply({"about": torch.tensor(about, dtype=torch.int64), "names": names})
@@ -151,8 +157,12 @@ class Description:
         if KINDS[kind] == "class" and not (0 <= lowest < classes and 0 <= distinct <= classes - lowest):
             raise DataError("its description of its targets is invalid")
         labels = Labels(lowest, classes - 1, distinct) if KINDS[kind] == "class" else NO_LABELS
-        header = _header(bytes(reply.tensors["names"].tolist()), shape)
-        return cls(shape, classes, KINDS[kind], bool(tests), bool(missing), labels, bool(whole), header)
+        text, _, columns = bytes(reply.tensors["names"].tolist()).rstrip(b"\0").partition(b"\0")
+        header = _header(text, shape)
+        if columns and (len(columns) != len(header) - 1 or not all(1 <= k <= len(COLUMN_KINDS) for k in columns)):
+            raise DataError("its description of its columns is invalid")
+        kinds = tuple(COLUMN_KINDS[k - 1] for k in columns) or ("number",) * (len(header) - 1)
+        return cls(shape, classes, KINDS[kind], bool(tests), bool(missing), labels, bool(whole), header, kinds)
 
 
 def _short(header: Header) -> Header:
@@ -164,7 +174,7 @@ def _short(header: Header) -> Header:
 def _header(text: bytes, shape: tuple[int, ...]) -> Header:
     """Decode the column names that a party sent; raise DataError if they do not fit its samples."""
     try:
-        names = tuple(text.rstrip(b"\0").decode().split("\n"))
+        names = tuple(text.decode().split("\n"))
     except UnicodeDecodeError:
         raise DataError("its column names are not UTF-8") from None
     if names == ("",) or (len(names) == 1 and names[0].startswith(HASHED)):
@@ -174,14 +184,14 @@ def _header(text: bytes, shape: tuple[int, ...]) -> Header:
     return names
 
 
-def agreed(descriptions: Mapping[str, Description], classes: int | None = None,
-           prepared: bool = False, own: Header = ()) -> tuple[Description, dict[str, str]]:  # fmt: skip
+def agreed(descriptions: Mapping[str, Description], classes: int | None = None, prepared: bool = False,
+           own: Header = (), table: bool = False) -> tuple[Description, dict[str, str]]:  # fmt: skip
     """Return the description that most parties agree on, and the reason why each other party is left out.
 
     `classes` is the number of classes, if it is known; otherwise a single party cannot raise it far above the median.
     Parties with missing values are left out if they are a minority and the job does not fill in values (`prepared`).
-    `own` are the column names of the aggregator's own samples. Parties without samples fit every job. Raise ConfigError
-    if no description has a majority.
+    `own` are the column names of the aggregator's own samples. A `table` needs named columns; without it all columns
+    must be numbers. Parties without samples fit every job. Raise ConfigError if no description has a majority.
     """
     out: dict[str, str] = {}
     left = {name: one for name, one in descriptions.items() if one.kind != "none"}
@@ -193,6 +203,17 @@ def agreed(descriptions: Mapping[str, Description], classes: int | None = None,
         for name in reasons:
             del left[name]
 
+    for name, one in list(left.items()):
+        odd = next((k for k, column in enumerate(one.kinds) if column in ("text", "date")), None)
+        if odd is not None and not table:
+            leave(
+                {name: f"its column {one.header[1 + odd][:40]!r} holds {one.kinds[odd]}s; set task.prepare = 'table'"}
+            )
+        elif table and not one.kinds:
+            leave({name: f"its samples have no named columns (with at most {NAMES} bytes of names), and this job "
+                         "prepares a table"})  # fmt: skip
+    if not left:
+        raise ConfigError(f"the data of no party fit: {out}")
     shape = _most({name: one.shape for name, one in left.items()}, "samples differ in shape")
     leave({
         name: f"its samples are {one.shape}, those of most parties {shape}"
@@ -227,9 +248,9 @@ def agreed(descriptions: Mapping[str, Description], classes: int | None = None,
         if reason is not None:
             raise ConfigError(f"the parties' {reason}")
         leave({name: f"its {why}" for name, why in misnumbering.items()})
-    odd = [name for name, one in left.items() if one.missing]
-    if not prepared and 2 * len(odd) < len(left):
-        leave(dict.fromkeys(odd, "its features have missing values; set task.prepare = 'standardise'"))
+    incomplete = [name for name, one in left.items() if one.missing]
+    if not prepared and 2 * len(incomplete) < len(left):
+        leave(dict.fromkeys(incomplete, "its features have missing values; set task.prepare = 'standardise'"))
     if not left:
         raise ConfigError(f"the data of no party fit: {out}")
     return Description(

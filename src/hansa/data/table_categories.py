@@ -9,6 +9,7 @@ prefixes in an ask, at most 2^20 counts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from hansa.core.table_layout import TableLayout
 from hansa.data.cells import CODE_BITS, canonical, text_code
 from hansa.data.table_ops import PREFIXES, SHORTEST, TableCategories, TableNames
 
+log = logging.getLogger("hansa")
 LEVELS = (12, 8, 8, 8)  # bits of codes per step
 CROWD = 4096  # prefixes of a column that are prolonged, at most
 Prefixes = dict[int, dict[int, int]]  # by column: counts by prefix
@@ -69,7 +71,8 @@ async def learn_categories(fed: Federation, layout: TableLayout, least: Mapping[
                 )
     texts = await _names(fed, layout, prefixes, {column: canonical(text) for column, text in forced.items()})
     return {
-        column: Counted({texts[column, prefix]: count for prefix, count in found.items()}, known.get(column, 0),
+        column: Counted({texts[column, prefix]: count for prefix, count in found.items() if (column, prefix) in texts},
+                        known.get(column, 0),
                         max(rows - known.get(column, 0), 0))
         for column, found in prefixes.items()
     }  # fmt: skip
@@ -88,7 +91,10 @@ def _payload(pairs: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
 
 async def _names(fed: Federation, layout: TableLayout, prefixes: Prefixes,
                  forced: Mapping[int, str]) -> dict[tuple[int, int], str]:  # fmt: skip
-    """The texts of categories, by column and prefix."""
+    """The texts of categories, by column and prefix.
+
+    A category whose holders are missing meanwhile, or of which a party sends wrong numbers, has none.
+    """
     texts = {(column, text_code(text) >> SHORTEST): text for column, text in forced.items()}
     unnamed = {c: {p: n for p, n in found.items() if (c, p) not in texts} for c, found in prefixes.items()}
     for asked in _groups(unnamed):
@@ -96,11 +102,13 @@ async def _names(fed: Federation, layout: TableLayout, prefixes: Prefixes,
         for k, (column, prefix) in enumerate(asked):
             text = _decoded(sums["letters"][k].tolist(), int(sums["weights"][k]))
             if text is None or text_code(text) >> SHORTEST != prefix:
-                raise ConfigError(
-                    f"task.prepare: the parties' names of a category of the column {layout.columns[column][0]!r} do "
-                    "not fit together: a party sent wrong numbers; list the categories in task.prepare.columns"
+                log.warning(
+                    "the parties' names of a category of the column %r do not fit together: it becomes 'other'; list "
+                    "the categories in task.prepare.columns to be sure",
+                    layout.columns[column][0],
                 )
-            texts[column, prefix] = text
+            else:
+                texts[column, prefix] = text
     return texts
 
 

@@ -75,7 +75,7 @@ def coded_task(task: Task) -> Task:
     rows, layout = code_all(tables, prepare)
     coded = dict(zip(tables, rows, strict=True))
 
-    def pair(where: str, before: Pair | None) -> Pair | None:
+    def central(where: str, before: Pair | None) -> Pair | None:
         return None if before is None else (coded[where], before[1])
 
     return dataclasses.replace(
@@ -83,7 +83,7 @@ def coded_task(task: Task) -> Task:
         parties=[(coded[f"parties[{name}]"], y) for name, (_, y) in zip(names, parties, strict=True)],
         party_tests=None if task.party_tests is None
         else [(coded[f"party_tests[{name}]"], y) for name, (_, y) in zip(names, task.party_tests, strict=True)],
-        test=pair("test", task.test), trusted=pair("trusted", task.trusted),
+        test=central("test", task.test), trusted=central("trusted", task.trusted),
         public=None if task.public is None else coded["public"] if public_y is None else (coded["public"], public_y),
     )  # fmt: skip
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hansa.core.errors import DataError, HansaError
+from hansa.data.column_transformer import ColumnTransformer
+from hansa.data.table_tasks import code_all
 from hansa.experiment.config import Experiment
 from hansa.experiment.settings import Run
-from hansa.experiment.tasks import load_data, public_samples, read_files, set_aside
+from hansa.experiment.tasks import load_data, public_samples, read_files, read_tables, set_aside
 
 # Settings of a run that apply to simulations only.
 SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds", "baselines")
@@ -18,6 +20,8 @@ def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     table = experiment.task
     if experiment.algorithm.data == "columns":
         return _over_columns(experiment)
+    if table.parties and isinstance(table.prepare, ColumnTransformer):
+        return _tables(experiment, table.prepare), ["task.parties: each party brings its own data instead"]
     if table.parties:
         files = {kind: str(name) for kind, name in (("test", table.test), ("trusted", table.trusted)) if name}
         pairs, header = read_files(experiment.folder, tuple(files.values()), table.target)
@@ -46,8 +50,23 @@ def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
         "public": public,
         "classes": data.classes,
         "loss": table.loss or data.loss,
+        **({} if data.table is None else {"table": data.table.tree()}),
     }
     return tree, [f"task.dataset: each party brings its own data instead{keeps}"]
+
+
+def _tables(experiment: Experiment, prepare: ColumnTransformer) -> dict[str, Any]:
+    """The aggregator's own samples as coded rows of a table, with its columns."""
+    table = experiment.task
+    kinds = {"test": table.test, "trusted": table.trusted, "public": table.public}
+    files = {kind: str(name) for kind, name in kinds.items() if name is not None}
+    known = {"classes": len(table.labels)} if table.labels else {}
+    if not files:
+        return known
+    own = read_tables(experiment, list(files.values()))
+    rows, layout = code_all({place: features for place, features, _ in own}, prepare)
+    pairs = [(x, y) for x, (_, _, y) in zip(rows, own, strict=True)]
+    return {**known, **dict(zip(files, pairs, strict=True)), "table": layout.tree()}
 
 
 def _over_columns(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:

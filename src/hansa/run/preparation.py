@@ -50,7 +50,7 @@ class PreparationLearner:
     preparation: Any
     exchanges: Exchanges
     left_out: dict[str, str] = field(default_factory=dict)
-    _refusing: frozenset[int] = frozenset()
+    refusing: frozenset[int] = frozenset()  # parties that are not asked (again)
     _strikes: Counter[int] = field(default_factory=Counter)
     _reasons: dict[str, str] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class PreparationLearner:
                 self._check_goes_on(attempt, aborted)
                 yield Abort(round)
                 needed = self.exchanges.attended or 0
-                yield Attend(0, needed, f"prepare-{attempt + 1}-present", self._refusing)
+                yield Attend(0, needed, f"prepare-{attempt + 1}-present", self.refusing)
         self._note_left_out()
         return learned
 
@@ -79,7 +79,7 @@ class PreparationLearner:
         return PreparedTable(learned, self.left_out, record.bytes_up, record.bytes_down)
 
     async def _ask(self, fed: Federation) -> Learned:
-        fed.cohort = [party for party in fed.parties if party not in self._refusing]
+        fed.cohort = [party for party in fed.parties if party not in self.refusing]
         if self.exchanges.holdings.pooled:  # the other parties have no samples to learn from
             fed.cohort = [0]
         op, payload = await self._learned(fed)
@@ -99,7 +99,7 @@ class PreparationLearner:
     def _check_goes_on(self, attempt: int, aborted: RoundAborted) -> None:
         """Raise a ConfigError if a further attempt cannot succeed."""
         needed = self.exchanges.attended
-        parties_left = len(self.exchanges.holdings) - len(self._refusing)
+        parties_left = len(self.exchanges.holdings) - len(self.refusing)
         if needed is None or attempt + 1 == ATTEMPTS or parties_left < needed:
             problem = f"the preparation {self.preparation.name!r} could not be learned: {aborted}"
             raise ConfigError(f"{problem}; {grouped(self._reasons)}" if self._reasons else problem) from None
@@ -115,12 +115,12 @@ class PreparationLearner:
         record = self.exchanges.record
         refused = set[int]().union(*record.declined)
         self._strikes.update(refused | set(record.rejected))
-        self._refusing |= {party for party, count in self._strikes.items() if count >= STRIKES}
+        self.refusing |= {party for party, count in self._strikes.items() if count >= STRIKES}
         if record.declined and not set(record.missing) - refused:
-            self._refusing |= record.declined[0]
+            self.refusing |= record.declined[0]
 
     def _note_left_out(self) -> None:
-        names = {self.exchanges.holdings.name(party) for party in self._refusing}
+        names = {self.exchanges.holdings.name(party) for party in self.refusing}
         self.left_out = {party: reason for party, reason in self._reasons.items() if party in names}
         self.left_out |= self.exchanges.reasons()
         if self.left_out:

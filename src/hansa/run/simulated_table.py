@@ -66,5 +66,5 @@ def sized(model: Any, columns: int, width: int) -> Any:
     if isinstance(model, functools.partial) and model.func is double:
         return functools.partial(double, sized(model.args[0], columns, width))
     if isinstance(model, Part) and getattr(model, "inputs", None) == (columns,):
-        return dataclasses.replace(model, inputs=(width,))  # type: ignore[call-overload]
+        return dataclasses.replace(model, inputs=(width,))  # type: ignore[type-var]
     return model

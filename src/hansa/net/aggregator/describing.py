@@ -15,7 +15,10 @@ from hansa.core.federation import Federation
 from hansa.core.op import Payload
 from hansa.core.round_record import Record, without_numbers
 from hansa.core.runtime import Attend, Open, Request
+from hansa.core.table_layout import TableLayout
+from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.describe import COLUMNS, Describe, Description, agreed, agreed_columns
+from hansa.data.table import agreed_layout
 from hansa.experiment.config import Experiment
 from hansa.net.aggregator.runtime import NetworkRuntime
 
@@ -23,19 +26,23 @@ from hansa.net.aggregator.runtime import NetworkRuntime
 @dataclass(frozen=True)
 class DescribedData:
     """What the parties' data have in common, None where no party takes part; by name, why other parties do not take
-    part; the numbers of the parties with test samples of their own; and who holds what, over columns."""
+    part; the numbers of the parties with test samples of their own; who holds what, over columns; and the columns of
+    the parties' tables, if they are prepared as tables."""
 
     common: Description | None
     reasons: Mapping[str, str]
     tested: Sequence[int]
     layout: ColumnLayout | None = None
+    table: TableLayout | None = None
 
 
 def describe(runtime: NetworkRuntime, experiment: Experiment, loss: str | None, classes: int | None,
-             header: tuple[str, ...]) -> Generator[Request, Any, DescribedData]:  # fmt: skip
+             header: tuple[str, ...],
+             own: TableLayout | None = None) -> Generator[Request, Any, DescribedData]:  # fmt: skip
     """Ask all parties to describe their data. Parties that refuse, or whose data do not fit, are not asked again.
 
-    The loss, the number of classes and the columns' names (`header`) are given where they are known.
+    The loss, the number of classes and the columns' names (`header`) are given where they are known. `own` is the
+    layout of the aggregator's own table, which decides the kinds of its columns.
     """
     record, names = Record(), runtime.parties
     columns = experiment.algorithm.data == "columns"
@@ -47,12 +54,16 @@ def describe(runtime: NetworkRuntime, experiment: Experiment, loss: str | None, 
             descriptions[names[party]] = Description.of(reply)
         except DataError as error:
             record.rejected[party] = str(error)
-    prepared = experiment.task.prepare is not None
-    common, unfit = None, dict[str, str]()
+    prepare = experiment.task.prepare
+    tables = isinstance(prepare, ColumnTransformer)
+    common, unfit, table = None, dict[str, str](), None
     if descriptions and columns:
         common, unfit = agreed_columns(descriptions, classes)
     elif descriptions:
-        common, unfit = agreed(descriptions, classes, prepared, header)
+        common, unfit = agreed(descriptions, classes, prepare is not None, header, tables)
+    if common is not None and isinstance(prepare, ColumnTransformer):
+        table, odd = _table({name: one for name, one in descriptions.items() if name not in unfit}, prepare, own)
+        unfit |= odd
     record.rejected |= {party: unfit[name] for party, name in enumerate(names) if name in unfit}
     if experiment.run.min_cohort > 1:  # as in a round: no number about a single party
         record.rejected = {party: without_numbers(why) for party, why in record.rejected.items()}
@@ -63,7 +74,19 @@ def describe(runtime: NetworkRuntime, experiment: Experiment, loss: str | None, 
     taking = {
         p: descriptions[name] for p, name in enumerate(names) if name in descriptions and p not in record.rejected
     }
-    return DescribedData(common, reasons, tested, _layout(taking, len(names)) if columns else None)
+    return DescribedData(common, reasons, tested, _layout(taking, len(names)) if columns else None, table)
+
+
+def _table(descriptions: Mapping[str, Description], prepare: ColumnTransformer,
+           own: TableLayout | None) -> tuple[TableLayout, dict[str, str]]:  # fmt: skip
+    """The layout of the parties' tables, and why parties with other kinds of columns are left out."""
+    declared, dropped = prepare.kinds()
+    guesses = {name: dict(zip(one.header[1:], one.kinds, strict=True)) for name, one in descriptions.items()
+               if one.kind != "none"}  # fmt: skip
+    columns = list(next(iter(guesses.values())))
+    kept = {*prepare.kept(columns), *dropped}
+    known = {} if own is None else {name: kind for name, kind in own.columns if name in kept}
+    return agreed_layout(guesses, {**known, **declared}, [*dropped, *(name for name in columns if name not in kept)])  # type: ignore[arg-type]
 
 
 def _layout(descriptions: Mapping[int, Description], count: int) -> ColumnLayout:

@@ -12,7 +12,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +24,13 @@ from hansa.core.crash_points import reach
 from hansa.core.errors import ConfigError, DataError, HansaError, RoundAborted
 from hansa.core.objective import Objective
 from hansa.core.party_models import task_models
-from hansa.core.registry import to_config
+from hansa.core.public import split_public
+from hansa.core.registry import Part, to_config
 from hansa.core.runtime import Abort, Attend, Request, complete
+from hansa.core.table_layout import TableLayout
 from hansa.core.task import Known, Task
+from hansa.data.apply_table import TablePlan
+from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.describe import Description
 from hansa.experiment.tasks import aggregator_samples, loss_and_classes, make_model, make_models, outputs_of
 from hansa.net.aggregator.describing import DescribedData, describe
@@ -37,8 +41,10 @@ from hansa.net.aggregator.order import check_order
 from hansa.net.aggregator.runtime import NetworkRuntime, Stopped
 from hansa.net.transport.wire import Order
 from hansa.report.diagnosis import grouped, rejected_rounds
+from hansa.run.exchanges import Exchanges
 from hansa.run.loop import Training
 from hansa.run.plan import run_settings
+from hansa.run.preparation import PreparationLearner, PreparedTable
 from hansa.run.result import Result
 
 if TYPE_CHECKING:
@@ -57,6 +63,7 @@ class Job:
         self.id, self.order, self.runner = id, order, runner
         self.stopped = threading.Event()
         self.training: Training | None = None
+        self._table: dict[str, Any] = {}  # the columns of the parties' tables, if they are prepared as tables
         self._tracking = JobTracking(id, runner.registry.federation.track, runner.folder)
         self._closed = time.monotonic()  # when the last round was closed
         self.experiment = check_order(order, runner.functions, runner.registry.names)
@@ -132,14 +139,26 @@ class Job:
         """The whole job, as requests to its runtime."""
         yield Attend(0, max(self._needed(), self.experiment.run.min_cohort), "begin")
         central, table = self._central(), self.experiment.task
-        loss, classes = central.get("loss") or table.loss, central.get("classes") or table.classes
+        loss = central.get("loss") or table.loss
+        classes = central.get("classes") or table.classes or len(table.labels) or None
         header = tuple(central.get("header", ()))
-        data = yield from describe(self.runtime, self.experiment, loss, classes, header)
+        own = TableLayout.of(central["table"]) if "table" in central else None
+        data = yield from describe(self.runtime, self.experiment, loss, classes, header, own)
         self._note_absence(data.reasons)
         if data.common is None:
             raise ConfigError(f"no party takes part: {grouped(data.reasons)}")
         yield Abort(0)
-        task, objective = self._task(data.common, central, *loss_and_classes(loss, classes or data.common.classes))
+        loss, classes = loss_and_classes(loss, classes or data.common.classes)
+        prepared = None
+        if data.table is not None:
+            prepared = yield from self._learn_table(data.table, data.reasons, loss, classes)
+            plan = TablePlan.of(prepared.learned[1])
+            data = dataclasses.replace(
+                data, common=dataclasses.replace(data.common, shape=(plan.width,), missing=False, header=())
+            )
+            central = self._prepared(central, own, prepared)
+        assert data.common is not None
+        task, objective = self._task(data.common, central, loss, classes)
         parties = self._known(task, objective, data)
         if data.layout is not None:
             self.runtime.task["shapes"] = [None if shape is None else list(shape) for shape in data.layout.shapes]
@@ -150,12 +169,48 @@ class Job:
         run = dataclasses.replace(self.experiment.run, checkpoint_seconds=0.0)
         self.training = Training(
             self.experiment.algorithm, task, run, objective, parties, records, self.runtime, self.experiment.privacy,
-            on_round=self._on_round, secret=self._secret, attended=needed,
+            on_round=self._on_round, secret=self._secret, attended=needed, prepared=prepared,
         )  # fmt: skip
         bases = parties.models.bases if parties.models is not None else None
         records.begin(self.training.state.tree(), objective.base or (codec.digest(bases) if bases else None))
         self._tracking.begin(self._record())
         return (yield from self.training.steps())
+
+    def _learn_table(self, layout: TableLayout, reasons: Mapping[str, str], loss: str,
+                     classes: int | None) -> Generator[Request, Any, PreparedTable]:  # fmt: skip
+        """Learn the preparation of the parties' tables, before there is a model: it decides the model's inputs."""
+        experiment, prepare = self.experiment, self.experiment.task.prepare
+        assert isinstance(prepare, ColumnTransformer)
+        if asked := prepare.asks(layout):
+            experiment.privacy.check_sums(experiment.algorithm, ", ".join(asked[:5]))
+        names, shape = self.runtime.parties, (len(layout.columns),)
+        self._table = {"columns": layout.tree(), "missing": list(prepare.missing)}
+        self.runtime.task = self._shared_task(None, shape, loss, classes, ())
+        known = Known(len(names), names, shape, classes)
+        known.table = layout
+        exchanges = Exchanges(experiment.run, known, experiment.run.size(len(names)), experiment.privacy.protocol,
+                              self._secret, self._check_quorum(reasons))  # fmt: skip
+        return (
+            yield from PreparationLearner(prepare, exchanges, refusing=frozenset(self.runtime.refused)).learn_table(0)
+        )
+
+    @staticmethod
+    def _prepared(central: dict[str, Any], own: TableLayout | None, prepared: PreparedTable) -> dict[str, Any]:
+        """The aggregator's own samples with features in place of a table's rows."""
+        if own is None:
+            return central
+        names = [name for name, _ in own.columns]
+        wanted = [name for name, _ in TablePlan.of(prepared.learned[1]).layout.columns]
+        lacking = next((name for name in wanted if name not in names), None)
+        if lacking is not None:
+            raise ConfigError(f"the aggregator's own samples have no column {lacking!r}, which the parties have")
+        at, out = [names.index(name) for name in wanted], dict(central)
+        for kind in ("test", "trusted", "public"):
+            if central.get(kind) is not None:
+                x, y = split_public(central[kind])
+                x = prepared.samples((x[:, at], y))[0]
+                out[kind] = x if y is None else (x, y)
+        return out
 
     def _needed(self) -> int:
         """How many parties must be present at the start: as many as the order says, or all that can come."""
@@ -175,19 +230,27 @@ class Job:
         test, trusted, public = (
             aggregator_samples(central, kind, data.header) for kind in ("test", "trusted", "public")
         )
-        task = Task(model, loss, test=test, classes=classes, prepare=table.prepare, trusted=trusted, models=models,
+        prepare = None if self._table else table.prepare  # a table is prepared already
+        task = Task(model, loss, test=test, classes=classes, prepare=prepare, trusted=trusted, models=models,
                     assigned=table.assigned, public=public,
-                    columns=data.header[1:] if len(data.header) > 1 else None)  # fmt: skip
+                    columns=None if self._table or len(data.header) < 2 else data.header[1:])  # fmt: skip
         if data.missing and table.prepare is None:
             raise ConfigError("the parties' features have missing values; set task.prepare = 'standardise'")
-        self.runtime.task = {
-            "model": table.model, "dtype": table.dtype, "shape": list(data.shape), "outputs": outputs, "loss": loss,
-            "classes": classes, "header": list(data.header), "party_test": table.party_test, "seed": run.seed,
-            "bf16": bf16, "prepared": table.prepare is not None,
-            **({"base": objective.base} if objective.base is not None else {}),
-        }  # fmt: skip
+        self.runtime.task = self._shared_task(table.model, data.shape, loss, classes, data.header)
+        self.runtime.task |= {} if objective.base is None else {"base": objective.base}
         self.runtime.rules = run.rules(objective.spec)
         return task, objective
+
+    def _shared_task(self, model: Any, shape: Sequence[int], loss: str, classes: int | None,
+                     header: Sequence[str]) -> dict[str, Any]:  # fmt: skip
+        """What the parties must know of the task."""
+        run, table = self.experiment.run, self.experiment.task
+        return {
+            "model": model, "dtype": table.dtype, "shape": list(shape), "outputs": outputs_of(loss, classes),
+            "loss": loss, "classes": classes, "header": list(header), "party_test": table.party_test, "seed": run.seed,
+            "bf16": run.precision == "bf16", "prepared": table.prepare is not None,
+            **({"table": self._table} if self._table else {}),
+        }  # fmt: skip
 
     def _known(self, task: Task, objective: Objective, data: DescribedData) -> Known:
         """The parties as the aggregator knows them, without their data."""

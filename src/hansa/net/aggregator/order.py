@@ -9,6 +9,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.functions import is_function
 from hansa.core.params import Params, ParamSpec
 from hansa.core.task import Known
+from hansa.data.column_transformer import ColumnTransformer
 from hansa.experiment.checks import check_settings
 from hansa.experiment.config import Experiment, parse
 from hansa.experiment.local_work import LocalWork
@@ -44,7 +45,8 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
                       several, public, public_targets=True)  # fmt: skip
     Algorithm.check(experiment.algorithm, problem)  # not the algorithm's own check, which needs the data
     own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # as far as is known so far
-    experiment.privacy.check(experiment.algorithm, run, own, experiment.task.prepare is not None)
+    sums = experiment.task.prepare is not None and not isinstance(experiment.task.prepare, ColumnTransformer)
+    experiment.privacy.check(experiment.algorithm, run, own, sums)  # which sums a table needs is known later
     check_settings(experiment.algorithm, run, problem, experiment.privacy.secure)
     guard = experiment.privacy.guard(experiment.algorithm, run, problem)
     if guard is not None:

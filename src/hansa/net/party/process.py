@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ AGAIN = 86400  # seconds between renewals when the authority's own certificate e
 
 
 def join(state: Path, data: str, url: str | None = None, token: Token | None = None, target: str | None = None,
-         rotate: bool = False, as_json: bool = False, test: str | None = None,
-         ids: str | None = None) -> None:  # fmt: skip
+         rotate: bool = False, as_json: bool = False, test: str | None = None, ids: str | None = None,
+         labels: Sequence[str] = ()) -> None:  # fmt: skip
     """Run a party until a signal. It enrols first, unless it has enrolled with this token before."""
     formatter = log_to_stderr(as_json)
-    samples = read_samples(data, target, test, ids)
+    samples = read_samples(data, target, test, ids, labels)
     store = PartyStore(state)
     store.install_new_keys()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,22 +21,31 @@ from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
 from hansa.core.params import short
 from hansa.core.public import public_of
-from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
+from hansa.core.table_layout import TableLayout
+from hansa.core.task import Known, PartyShards, check_outputs, fit_targets, tensor_of
+from hansa.data.cells import missing_words
 from hansa.data.column_files import read_column_file
-from hansa.data.party_files import Header, aligned, read_party_file
+from hansa.data.party_files import Header, aligned, differing, features_of, read_party_file
+from hansa.data.table import Table
+from hansa.data.table_files import PARQUET, is_table_file, read_table_samples
 from hansa.experiment.column_tasks import hold_out_people, in_dtype
 from hansa.experiment.tasks import hold_out_one, make_model
+
+log = logging.getLogger("hansa.net")
 
 
 class PartySamples(NamedTuple):
     """A party's samples: training set, its own test set, and the column names of a CSV file.
 
-    With ids, the sets are `TableRows`, which may have no labels.
+    With ids, the sets are `TableRows`, which may have no labels. `tables` are the features of both sets as tables; then
+    columns of texts and dates are NaN in the sets, and `kinds` has the kinds of all columns.
     """
 
     train: Samples | TableRows
     test: Samples | TableRows | None = None
     header: Header = ()
+    tables: tuple[Table, Table | None] | None = None
+    kinds: tuple[str, ...] = ()
 
 
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
@@ -43,15 +53,20 @@ NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.in
 
 
 def read_samples(reference: str, target: str | None = None, test: str | None = None,
-                 ids: str | None = None) -> PartySamples:  # fmt: skip
-    """Read a party's samples from a CSV or NPZ file, or from a function such as `"my_data:load"`.
+                 ids: str | None = None, labels: Sequence[str] = ()) -> PartySamples:  # fmt: skip
+    """Read a party's samples from a CSV, Parquet or NPZ file, or from a function such as `"my_data:load"`.
 
     The function returns (x, y) or, with a test set, ((x, y), (x, y)). With ids it returns (x, y, ids), where y is None
-    without labels. `test` is a file of test samples. `ids` names the column (in an NPZ file, the array) with the ids;
+    without labels. `test` is a file of test samples. `labels` lists the classes of a file's target that is a text.
+    `ids` names the column (in an NPZ file, the array) with the ids;
     then the party has labels only if `target` names their column (in an NPZ file, if there is an array y).
     """
+    if ids is None and is_table_file(Path(reference)) and (test is None or is_table_file(Path(test))):
+        return _read_tables(reference, target, test, labels)
+    if labels:
+        raise ConfigError("--labels lists the classes of a table's target (CSV or Parquet without --ids); leave it out")
     if test is not None:
-        train, own_test, header = read_samples(reference, target, None, ids)
+        train, own_test, header, *_ = read_samples(reference, target, None, ids)
         if own_test is not None:
             raise ConfigError(f"--test: {reference!r} already returns test samples; leave --test out")
         held, names = _read_file(test, target, ids)
@@ -63,7 +78,7 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
                 f"{tuple(train[0].shape[1:])}"
             )
         return _checked(PartySamples(train, held, header), f"--test: {test}")
-    if Path(reference).suffix in (".csv", ".npz", ".gz") or ":" not in reference:
+    if Path(reference).suffix in (".csv", ".npz", ".gz", *PARQUET) or ":" not in reference:
         rows, header = _read_file(reference, target, ids)
         return PartySamples(rows, None, header)
     for option, value in (("--target", target), ("--ids", ids)):
@@ -83,6 +98,35 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
         both = PartySamples(_rows(returned[0], reference), _rows(returned[1], reference))
         return _checked(both, f"--data: the test samples of {reference!r}")
     return PartySamples(_rows(returned, reference))
+
+
+def _read_tables(reference: str, target: str | None, test: str | None, labels: Sequence[str]) -> PartySamples:
+    """A party's samples from tables. Columns that are not numbers are NaN in the tensors."""
+    features, y, name = read_table_samples(Path(reference), target, labels)
+    kinds: dict[str, str] = dict(features.guesses())
+    header = (name, *features.columns)
+    if test is None:
+        return PartySamples((_numbers(features, kinds), y), None, header, (features, None), tuple(kinds.values()))
+    held, held_y, held_name = read_table_samples(Path(test), target, labels)
+    why = differing((held_name, *held.columns), header)
+    if why is not None:
+        raise DataError(f"--test: {test}: {why}")
+    held = Table({column: held.columns[column] for column in features.columns}, len(held), held.place)
+    others = held.guesses()
+    kinds = {column: kind if others[column] in (kind, "empty") else others[column] if kind == "empty" else "text"
+             for column, kind in kinds.items()}  # fmt: skip
+    return PartySamples((_numbers(features, kinds), y), (_numbers(held, kinds), held_y), header, (features, held),
+                        tuple(kinds.values()))  # fmt: skip
+
+
+def _numbers(table: Table, kinds: Mapping[str, str]) -> Tensor:
+    """The columns of numbers, and NaN in place of all others."""
+    numeric = [column for column, kind in kinds.items() if kind == "number"]
+    out = np.full((len(table), len(kinds)), np.nan)
+    if numeric:
+        layout = TableLayout(tuple((column, "number") for column in numeric))
+        out[:, [list(kinds).index(column) for column in numeric]] = table.coded(layout)[0].numpy()
+    return features_of(out)
 
 
 def _checked(samples: PartySamples, where: str) -> PartySamples:
@@ -171,13 +215,18 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
     """
 
     def prepare(number: int, task: dict[str, Any], device: str) -> Party:
-        train, test, header = PartySamples(*samples)
+        train, test, header, tables, kinds = PartySamples(*samples)
         if not task:  # there is no task yet: this party can only describe its data
-            return Party(number, Objective(None, "mse", 0), SampleGateway(train, test, header), 0)
+            return Party(number, Objective(None, "mse", 0), SampleGateway(train, test, header, kinds), 0)
         if "shapes" in task:
             return _column_party(number, task, device, train, test)
         objective = task_objective(task, device, parameters)  # first: a party with another base reads no sample
         train, test = _labelled(train), None if test is None else _labelled(test)
+        if "table" in task:
+            return _table_party(number, task, objective, train[1], None if test is None else test[1], tables)
+        for column, kind in zip(header[1:], kinds, strict=False):
+            if kind in ("text", "date"):
+                raise PartyError(f"its column {column[:40]!r} holds {kind}s; set task.prepare = 'table'")
         task_header = tuple(task.get("header", ()))
         train = (aligned(train[0], header, task_header, ""), train[1])
         test = (aligned(test[0], header, task_header, ""), test[1]) if test is not None else None
@@ -212,6 +261,57 @@ def _labelled(rows: Samples | TableRows) -> Samples:
     if y is None:
         raise PartyError("it has no labels, and this job trains on parties with the same columns and labels")
     return x, y
+
+
+def _table_party(number: int, task: dict[str, Any], objective: Objective, y: Tensor, test_y: Tensor | None,
+                 tables: tuple[Table, Table | None] | None) -> Party:  # fmt: skip
+    """The party of a job over tables: its rows are coded as the job's layout says, until they are prepared.
+
+    A PartyError names a column that is missing or of another kind, without a value of it.
+    """
+    if tables is None:
+        raise PartyError("its samples are no table with named columns, which this job prepares")
+    tree = task["table"]
+    if not isinstance(tree, dict) or not isinstance(tree.get("missing"), list):
+        raise DataError("malformed task: expected the columns of a table, and the words for a missing value")
+    layout, words = TableLayout.of(tree.get("columns")), missing_words(map(str, tree["missing"]))
+    coded = [None if table is None else _coded(table, layout, words) for table in tables]
+    assert coded[0] is not None
+    pair, held_out = (coded[0][0], y), None
+    if coded[1] is not None and test_y is not None:
+        held_out = (coded[1][0], test_y)
+    elif task["party_test"] > 0:
+        pair, held_out = hold_out_one(pair, task["party_test"], task["seed"], number)
+    known, dtype = Known(1, None, tuple(task["shape"]), task["classes"]), None
+    if objective.module is None:
+        dtype = torch.float64  # as the features will be
+
+    def fitted_pair(pair: Samples, where: str, targets: str) -> Samples:
+        targets_here = fit_targets(pair[1], objective, where, dtype=dtype)
+        known.check_targets(targets_here, targets, tell=False)
+        return pair[0], targets_here.to(objective.device)
+
+    held = fitted_pair(pair, "data", "its ")
+    own = None if held_out is None else fitted_pair(held_out, "test data", "of its test samples, the ")
+    if objective.module is not None:
+        sample = torch.zeros(1, *known.shape, dtype=objective.dtype, device=objective.device)
+        check_outputs(objective, sample, task["classes"])
+    public = known.publish(*public_of(task["public"]), objective, False) if "public" in task else None
+    texts = {code: text for one in coded if one is not None for code, text in one[1].items()}
+    table = TableLayout(layout.columns, texts)
+    return Party(number, objective, SampleGateway(held, own, table=table), task["seed"], public=public)
+
+
+def _coded(table: Table, layout: TableLayout, words: frozenset[str]) -> tuple[Tensor, dict[int, str]]:
+    """The coded rows of a table; a PartyError that names the first column that does not fit, and no value."""
+    for name, kind in layout.columns:
+        try:
+            table.coded(TableLayout(((name, kind),)), words)
+        except DataError as error:
+            log.warning("the job's table does not fit: %s", error)
+            why = f"does not hold {kind}s" if name in table.columns else "is missing"
+            raise PartyError(f"its column {name[:40]!r} {why}, and the job's table has it") from None
+    return table.coded(layout, words)
 
 
 def _column_party(number: int, task: dict[str, Any], device: str, train: Samples | TableRows,

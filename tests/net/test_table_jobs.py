@@ -1,0 +1,142 @@
+"""Jobs over tables with texts, dates and missing values: deployed equals the reference, bit for bit."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from league import PARTIES, League
+
+import hansa
+from hansa.artifacts import saved_model
+from hansa.core import codec
+from hansa.core.errors import DataError
+from hansa.experiment.config import parse
+from hansa.net.aggregator import runtime
+from hansa.net.party.samples import PartySamples, read_samples
+from hansa.net.transport import client
+
+CITIES = ("Köln", "Lübeck", "Riga")
+HEADER = ("age", "city", "seen", "sick")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "TICK", 0.05)
+    monkeypatch.setattr(client, "LEAST", 0.02)
+    monkeypatch.setattr(client, "MOST", 0.1)
+
+
+def write(path: Path, party: int, header: tuple[str, ...] = HEADER, rows: int = 14, **changes: Any) -> Path:
+    """A party's CSV file; columns in any order, some values missing."""
+    lines = []
+    for k in range(rows):
+        row = {"age": "NA" if k == party else str(20 + 3 * k + party), "city": "" if k == 3 else CITIES[(k * k) % 3],
+               "seen": f"20{18 + party}-0{1 + k % 9}-1{k % 10}", "sick": "yes" if (k + party) % 3 else "no"}  # fmt: skip
+        lines.append([{**row, **changes}[name] for name in header])
+    with path.open("w", newline="") as out:
+        csv.writer(out).writerows([header, *lines])
+    return path
+
+
+def files(folder: Path) -> list[Path]:
+    turned = (HEADER, ("city", "age", "seen", "sick"), HEADER)
+    return [write(folder / f"{name}.csv", k, turned[k]) for k, name in enumerate(PARTIES)]
+
+
+def tree(paths: list[Path], **privacy: Any) -> dict[str, Any]:
+    task = {"parties": [str(path) for path in paths], "target": "sick", "labels": ["no", "yes"], "prepare": "table",
+            "model": "logistic", "dtype": "float64"}  # fmt: skip
+    return {"task": task, "algorithm": "fedavg", "run": {"rounds": 2, "deadline": 60.0, "engine": "reference"},
+            **({"privacy": privacy} if privacy else {})}  # fmt: skip
+
+
+def read(path: Path, test: Path | None = None) -> PartySamples:
+    return read_samples(str(path), "sick", None if test is None else str(test), labels=("no", "yes"))
+
+
+def tensors(model: Any) -> list[torch.Tensor]:
+    """The tensors of a tree, in order."""
+    if isinstance(model, torch.Tensor):
+        return [model]
+    return [t for _, value in sorted(model.items()) for t in tensors(value)] if isinstance(model, dict) else []
+
+
+@pytest.mark.parametrize("privacy", [{}, {"secure": "masking"}], ids=["plain", "masked"])
+def test_a_table_job_gives_the_reference_s_bits(privacy: Any, found: Callable[..., League], tmp_path: Path) -> None:
+    paths, league = files(tmp_path), found()
+    for name, path in zip(PARTIES, paths, strict=True):
+        league.join(name, read(path))
+    ended = league.ended(league.submit(tree(paths, **privacy), min_parties=3))
+    assert ended["status"] == "finished", ended["reason"]
+    experiment = parse(tree(paths, **privacy))
+    result = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
+    deployed, reference = league.model(ended["id"]), result.saved_model()
+    assert json.dumps(deployed["preparation"]) == json.dumps(reference["preparation"])
+    for one, other in zip(tensors(deployed), tensors(reference), strict=True):
+        assert torch.equal(one, other) if not privacy else torch.allclose(one, other, atol=1e-6)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(codec.encode(deployed))
+    file.with_suffix(".json").write_text(json.dumps(json.loads(ended["summary"])["serving"]))
+    rows = [{"age": "44", "city": "Riga", "seen": "2019-01-01"}, {"age": None, "city": "Bergen", "seen": "?"}]
+    predicted = saved_model.load(file).predict(rows)
+    assert predicted.shape == (2, 2)
+    if not privacy:
+        assert torch.equal(predicted, result.predict(rows))
+
+
+def test_a_party_whose_table_does_not_fit_says_so_in_one_sentence(found: Callable[..., League], tmp_path: Path) -> None:
+    paths, league = files(tmp_path), found(parties=("a", "b", "c", "d", "e"))
+    for name, path in zip("abc", paths, strict=True):
+        league.join(name, read(path))
+    league.join("d", read(write(tmp_path / "d.csv", 3, ("age", "seen", "sick"))))
+    league.join("e", read(write(tmp_path / "e.csv", 4, age="old")))
+    job = {**tree(paths), "run": {"rounds": 1, "deadline": 60.0}}
+    ended = league.ended(league.submit(job, min_parties=5))
+    assert ended["status"] == "finished", ended["reason"]
+    why = {event["party"]: json.loads(event["detail"])["why"] for event in league.events("not taking part")}
+    assert why.keys() == {"d", "e"}
+    assert "(2,)" in why["d"] or "lack 'city'" in why["d"]
+    assert "its column 'age' holds texts, and that of most parties numbers" in why["e"]
+
+
+def test_a_declared_kind_is_checked_at_the_party_without_a_value(found: Callable[..., League], tmp_path: Path) -> None:
+    league = found(parties=("a", "b", "c"))
+    paths = files(tmp_path)
+    write(paths[2], 2, age="secret-value")
+    for name, path in zip("abc", paths, strict=True):
+        league.join(name, read(path))
+    job = tree(paths)
+    job["task"]["prepare"] = {"name": "table", "columns": {"age": "number"}}
+    job["run"] = {"rounds": 1, "deadline": 60.0, "quorum": 0.5}
+    ended = league.ended(league.submit(job, min_parties=2))
+    assert ended["status"] == "finished", ended["reason"]
+    told = json.dumps(ended["rounds"])
+    assert "its column 'age' does not hold numbers" in told and "secret-value" not in told
+
+
+def test_jobs_without_a_table_refuse_texts_and_table_jobs_refuse_arrays(found: Callable[..., League],
+                                                                       tmp_path: Path) -> None:  # fmt: skip
+    league, paths = found(parties=("a", "b")), files(tmp_path)
+    league.join("a", read(paths[0]))
+    league.join("b", read(paths[1]))
+    job = {"task": {"dataset": "heart", "model": "logistic"}, "run": {"rounds": 1, "deadline": 60.0}}
+    ended = league.ended(league.submit(job, min_parties=2))
+    assert ended["status"] == "failed"
+    assert "its column 'city' holds texts; set task.prepare = 'table'" in ended["reason"]
+
+
+def test_test_tables_have_the_columns_of_the_training_table_in_any_order(tmp_path: Path) -> None:
+    paths = files(tmp_path)
+    both = read(paths[0], paths[1])
+    assert both.tables is not None and both.tables[1] is not None
+    assert list(both.tables[1].columns) == list(both.tables[0].columns)
+    with pytest.raises(DataError, match="lack 'city'"):
+        read(paths[0], write(tmp_path / "t.csv", 1, ("age", "seen", "sick")))
+    with pytest.raises(DataError, match="line 2: the target 'sick' is 'maybe'"):
+        read(write(tmp_path / "t.csv", 1, sick="maybe"))
