@@ -36,8 +36,12 @@ def write(path: Path, party: int, header: tuple[str, ...] = HEADER, rows: int = 
     """A party's CSV file; columns in any order, some values missing."""
     lines = []
     for k in range(rows):
-        row = {"age": "NA" if k == party else str(20 + 3 * k + party), "city": "" if k == 3 else CITIES[(k * k) % 3],
-               "seen": f"20{18 + party}-0{1 + k % 9}-1{k % 10}", "sick": "yes" if (k + party) % 3 else "no"}  # fmt: skip
+        row = {
+            "age": "NA" if k == party else str(20 + 3 * k + party),
+            "city": "" if k == 3 else CITIES[(k * k) % 3],
+            "seen": f"20{18 + party}-0{1 + k % 9}-1{k % 10}",
+            "sick": "yes" if (k + party) % 3 else "no",
+        }
         lines.append([{**row, **changes}[name] for name in header])
     with path.open("w", newline="") as out:
         csv.writer(out).writerows([header, *lines])

@@ -117,8 +117,16 @@ class SavedModel:
             return False
         return bool(self.memories) or self.predictor.common(self.payload) is None
 
+    @property
+    def columns(self) -> dict[str, str] | None:
+        """The columns of a table that the model takes, with their kinds; None for a model of other samples."""
+        return dict(self.about["columns"]) if "columns" in self.about else None
+
     def predict(self, x: Any, party: int | None = None) -> Tensor:
-        """Outputs (class scores, or values) for samples; `party` says whose model, if each party has its own."""
+        """Outputs (class scores, or values) for samples; `party` says whose model, if each party has its own.
+
+        A model of a table takes a frame (pandas, polars), columns by name, or a list of rows by column name.
+        """
         payload = self._payload(party)
         objective = self._objective(party)
         return self.predictor.outputs(objective, payload, self._prepared(x, objective))

@@ -92,7 +92,8 @@ class Binned:
         values = x[:, self.column].double()
         values = values if self.fill is None else torch.where(torch.isnan(values), self.fill, values)
         edges = torch.tensor(self.edges, dtype=torch.float64, device=x.device)
-        return _one_hot(torch.bucketize(values.contiguous(), edges, right=True), torch.isnan(values), len(self.edges) + 1)
+        bins = torch.bucketize(values.contiguous(), edges, right=True)
+        return _one_hot(bins, torch.isnan(values), len(self.edges) + 1)
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,10 @@ class TablePlan:
         steps = [{"form": next(name for name, form in FORMS.items() if isinstance(step, form)), **_plain(step)}
                  for step in self.steps]  # fmt: skip
         return {"columns": self.layout.tree(), "missing": list(self.missing), "steps": steps}
+
+    def about(self) -> dict[str, Any]:
+        """What a saved model says about its samples: the columns of a table, and the features made of them."""
+        return {"example": None, "columns": self.layout.tree(), "feature_names": self.names}
 
     @classmethod
     def of(cls, tree: Payload) -> TablePlan:

@@ -22,6 +22,7 @@ from hansa.core.objective import Objective
 from hansa.core.other_model import OtherModel
 from hansa.core.predictor import Predictor
 from hansa.core.registry import build, to_config
+from hansa.data.apply_table import TablePlan
 from hansa.report.display import Displayed, totals
 from hansa.run.loop import Training
 
@@ -148,7 +149,7 @@ class Result(Displayed):
         training = self.training
         about = saved_model.describe(training.task, training.objective, training.holdings, training.run.seed)
         if training.prepared is not None:  # the model takes rows of a table, not the features that are made of them
-            about |= {"example": None, "columns": training.prepared.learned[1]["columns"]}
+            about |= TablePlan.of(training.prepared.learned[1]).about()
         model = training.algorithm.model(self.state)
         if not isinstance(model, OtherModel):
             return about

@@ -17,20 +17,36 @@ from hansa.core.errors import ConfigError
 VERSION = hansa.__version__
 
 
-def example(about: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """Example inputs: samples of the aggregator's own test set, or zeros."""
+ROW = {"number": 0.0, "text": "", "date": "1970-01-01"}  # an example of a table's row
+TYPES = {"number": "double", "text": "string", "date": "string"}
+
+
+def example(about: dict[str, Any]) -> Any:
+    """Example inputs: samples of the aggregator's own test set, or zeros; for a table, a frame with one row."""
+    if "columns" in about:
+        import pandas as pd
+
+        return pd.DataFrame({name: [ROW[kind]] for name, kind in about["columns"]})
     samples, dtype = about["example"], np.dtype(about["features"])
     return np.array(samples, dtype=dtype) if samples else np.zeros((1, *about["shape"]), dtype=dtype)
 
 
-def signature(model: SavedModel, samples: np.ndarray[Any, Any]) -> Any:
-    """The signature: samples in, a row of numbers per sample out, and `party` if each party has its own model."""
+def signature(model: SavedModel, samples: Any) -> Any:
+    """The signature: samples in, a row of numbers per sample out, and `party` if each party has its own model.
+
+    Samples are an array, or a table with named columns, in which any value may be missing.
+    """
     from mlflow.models import ModelSignature
-    from mlflow.types import ParamSchema, ParamSpec, Schema, TensorSpec
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
     out = model.predict(samples, party=0 if model.personal else None).cpu().numpy()
     extra = ParamSchema([ParamSpec("party", "long", 0)]) if model.personal else None
-    return ModelSignature(Schema([TensorSpec(samples.dtype, (-1, *samples.shape[1:]))]),
+    inputs = (
+        [TensorSpec(samples.dtype, (-1, *samples.shape[1:]))]
+        if model.columns is None
+        else [ColSpec(TYPES[kind], name, required=False) for name, kind in model.columns.items()]
+    )
+    return ModelSignature(Schema(inputs),
                           Schema([TensorSpec(out.dtype, (-1, *out.shape[1:]))]), extra)  # fmt: skip
 
 

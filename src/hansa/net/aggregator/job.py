@@ -190,9 +190,8 @@ class Job:
         known.table = layout
         exchanges = Exchanges(experiment.run, known, experiment.run.size(len(names)), experiment.privacy.protocol,
                               self._secret, self._check_quorum(reasons))  # fmt: skip
-        return (
-            yield from PreparationLearner(prepare, exchanges, refusing=frozenset(self.runtime.refused)).learn_table(0)
-        )
+        learner = PreparationLearner(prepare, exchanges, refusing=frozenset(self.runtime.refused))
+        return (yield from learner.learn_table(0))
 
     @staticmethod
     def _prepared(central: dict[str, Any], own: TableLayout | None, prepared: PreparedTable) -> dict[str, Any]:

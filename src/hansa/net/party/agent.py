@@ -113,6 +113,8 @@ class Worker:
         if settings:
             where = f" in {self._store.registration()['federation']}" if self._store.enrolled else ""
             self._vault.fix(work.job, f"task.party_test and task.seed{where}", _split_settings(settings))
+            if "table" in settings:  # another table for every ask would be a question: does a column have this value?
+                self._vault.fix(work.job, f"the columns of the job's table{where}", codec.digest(settings["table"]))
             if "chosen" in settings:
                 self._vault.fix(work.job, f"models for this party{where}", repr(settings["chosen"]))
         if work.shown and payload_model_digest(message["payload"]) != work.model:

@@ -19,6 +19,7 @@ from hansa.core.op import DataOp, Memory, Party, Payload
 from hansa.core.params import Params
 from hansa.core.predictor import NetworkPredictor, Predictor
 from hansa.core.registry import build
+from hansa.data.apply_table import ApplyTable, TablePlan
 from hansa.net.party.samples import task_model, task_objective
 from hansa.net.party.store import PartyMemory, strip_checksum
 
@@ -120,4 +121,11 @@ def _about(tree: Mapping[str, Any]) -> dict[str, Any]:
         "loss": task["loss"] if isinstance(task["loss"], str) else None, "bf16": task["bf16"],
         "shape": list(task["shape"]), "features": str(dtype).removeprefix("torch."),
         "classes": task["classes"], "parties": 1, "example": None,
+        **_columns(tree["preparations"]),
     }  # fmt: skip
+
+
+def _columns(preparations: list[Any]) -> dict[str, Any]:
+    """The columns and features of a table, if the job prepares one."""
+    tables = [step for step in preparations if isinstance(op_of(step["op"], where="task"), ApplyTable)]
+    return TablePlan.of(tables[0]["payload"]).about() if tables else {}

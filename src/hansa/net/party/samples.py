@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,16 +21,14 @@ from hansa.core.op import Party
 from hansa.core.params import short
 from hansa.core.public import public_of
 from hansa.core.table_layout import TableLayout
-from hansa.core.task import Known, PartyShards, check_outputs, fit_targets, tensor_of
-from hansa.data.cells import missing_words
+from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
 from hansa.data.column_files import read_column_file
 from hansa.data.party_files import Header, aligned, differing, features_of, read_party_file
 from hansa.data.table import Table
 from hansa.data.table_files import PARQUET, is_table_file, read_table_samples
 from hansa.experiment.column_tasks import hold_out_people, in_dtype
 from hansa.experiment.tasks import hold_out_one, make_model
-
-log = logging.getLogger("hansa.net")
+from hansa.net.party.table_party import table_party
 
 
 class PartySamples(NamedTuple):
@@ -91,6 +88,9 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
         raise
     except Exception as error:  # the party's own function: quote its error
         raise ConfigError(f"--data: {reference!r} failed: {type(error).__name__}: {error}") from error
+    frames = _frames(returned, reference)
+    if frames is not None:
+        return frames
     if not isinstance(returned, (tuple, list)) or len(returned) not in (2, 3):
         raise DataError(f"--data: {reference!r} must return (x, y), (x, y, ids), or two of them: training and test")
     nested = isinstance(returned[0], tuple) and len(returned[0]) in (2, 3) and _dimensions(returned[0][0]) >= 2
@@ -100,17 +100,43 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
     return PartySamples(_rows(returned, reference))
 
 
+def _frames(returned: Any, reference: str) -> PartySamples | None:
+    """The samples of a function that returns frames: (frame, y), or two of them; None for other samples."""
+    pairs = [returned] if _is_frame_pair(returned) else returned
+    if not isinstance(pairs, (tuple, list)) or len(pairs) not in (1, 2) or not all(map(_is_frame_pair, pairs)):
+        return None
+    made = [(Table.of(x, f"--data: {reference!r}: "), _pair((np.zeros((len(x), 1)), y), reference)[1])
+            for x, y in pairs]  # fmt: skip
+    return _of_tables("y", made[0], made[1] if len(made) == 2 else None, f"--data: the test samples of {reference!r}")
+
+
+def _is_frame_pair(values: Any) -> bool:
+    return isinstance(values, (tuple, list)) and len(values) == 2 and hasattr(values[0], "columns")
+
+
 def _read_tables(reference: str, target: str | None, test: str | None, labels: Sequence[str]) -> PartySamples:
-    """A party's samples from tables. Columns that are not numbers are NaN in the tensors."""
+    """A party's samples from files with tables."""
     features, y, name = read_table_samples(Path(reference), target, labels)
+    if test is None:
+        return _of_tables(name, (features, y), None, "")
+    held, held_y, held_name = read_table_samples(Path(test), target, labels)
+    if held_name != name:
+        raise DataError(f"--test: {test}: its target is the column {held_name!r}, not {name!r}; name it (--target)")
+    return _of_tables(name, (features, y), (held, held_y), f"--test: {test}")
+
+
+def _of_tables(target: str, train: tuple[Table, Tensor], test: tuple[Table, Tensor] | None,
+               where: str) -> PartySamples:  # fmt: skip
+    """A party's samples from tables. Columns that are not numbers are NaN in the tensors."""
+    features, y = train
     kinds: dict[str, str] = dict(features.guesses())
-    header = (name, *features.columns)
+    header = (target, *features.columns)
     if test is None:
         return PartySamples((_numbers(features, kinds), y), None, header, (features, None), tuple(kinds.values()))
-    held, held_y, held_name = read_table_samples(Path(test), target, labels)
-    why = differing((held_name, *held.columns), header)
+    held, held_y = test
+    why = differing((target, *held.columns), header)
     if why is not None:
-        raise DataError(f"--test: {test}: {why}")
+        raise DataError(f"{where}: {why}")
     held = Table({column: held.columns[column] for column in features.columns}, len(held), held.place)
     others = held.guesses()
     kinds = {column: kind if others[column] in (kind, "empty") else others[column] if kind == "empty" else "text"
@@ -223,7 +249,7 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         objective = task_objective(task, device, parameters)  # first: a party with another base reads no sample
         train, test = _labelled(train), None if test is None else _labelled(test)
         if "table" in task:
-            return _table_party(number, task, objective, train[1], None if test is None else test[1], tables)
+            return table_party(number, task, objective, train[1], None if test is None else test[1], tables)
         for column, kind in zip(header[1:], kinds, strict=False):
             if kind in ("text", "date"):
                 raise PartyError(f"its column {column[:40]!r} holds {kind}s; set task.prepare = 'table'")
@@ -261,57 +287,6 @@ def _labelled(rows: Samples | TableRows) -> Samples:
     if y is None:
         raise PartyError("it has no labels, and this job trains on parties with the same columns and labels")
     return x, y
-
-
-def _table_party(number: int, task: dict[str, Any], objective: Objective, y: Tensor, test_y: Tensor | None,
-                 tables: tuple[Table, Table | None] | None) -> Party:  # fmt: skip
-    """The party of a job over tables: its rows are coded as the job's layout says, until they are prepared.
-
-    A PartyError names a column that is missing or of another kind, without a value of it.
-    """
-    if tables is None:
-        raise PartyError("its samples are no table with named columns, which this job prepares")
-    tree = task["table"]
-    if not isinstance(tree, dict) or not isinstance(tree.get("missing"), list):
-        raise DataError("malformed task: expected the columns of a table, and the words for a missing value")
-    layout, words = TableLayout.of(tree.get("columns")), missing_words(map(str, tree["missing"]))
-    coded = [None if table is None else _coded(table, layout, words) for table in tables]
-    assert coded[0] is not None
-    pair, held_out = (coded[0][0], y), None
-    if coded[1] is not None and test_y is not None:
-        held_out = (coded[1][0], test_y)
-    elif task["party_test"] > 0:
-        pair, held_out = hold_out_one(pair, task["party_test"], task["seed"], number)
-    known, dtype = Known(1, None, tuple(task["shape"]), task["classes"]), None
-    if objective.module is None:
-        dtype = torch.float64  # as the features will be
-
-    def fitted_pair(pair: Samples, where: str, targets: str) -> Samples:
-        targets_here = fit_targets(pair[1], objective, where, dtype=dtype)
-        known.check_targets(targets_here, targets, tell=False)
-        return pair[0], targets_here.to(objective.device)
-
-    held = fitted_pair(pair, "data", "its ")
-    own = None if held_out is None else fitted_pair(held_out, "test data", "of its test samples, the ")
-    if objective.module is not None:
-        sample = torch.zeros(1, *known.shape, dtype=objective.dtype, device=objective.device)
-        check_outputs(objective, sample, task["classes"])
-    public = known.publish(*public_of(task["public"]), objective, False) if "public" in task else None
-    texts = {code: text for one in coded if one is not None for code, text in one[1].items()}
-    table = TableLayout(layout.columns, texts)
-    return Party(number, objective, SampleGateway(held, own, table=table), task["seed"], public=public)
-
-
-def _coded(table: Table, layout: TableLayout, words: frozenset[str]) -> tuple[Tensor, dict[int, str]]:
-    """The coded rows of a table; a PartyError that names the first column that does not fit, and no value."""
-    for name, kind in layout.columns:
-        try:
-            table.coded(TableLayout(((name, kind),)), words)
-        except DataError as error:
-            log.warning("the job's table does not fit: %s", error)
-            why = f"does not hold {kind}s" if name in table.columns else "is missing"
-            raise PartyError(f"its column {name[:40]!r} {why}, and the job's table has it") from None
-    return table.coded(layout, words)
 
 
 def _column_party(number: int, task: dict[str, Any], device: str, train: Samples | TableRows,

@@ -1,0 +1,76 @@
+"""The party of a job over tables."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import DataError, PartyError
+from hansa.core.gateway import SampleGateway, Samples
+from hansa.core.objective import Objective
+from hansa.core.op import Party
+from hansa.core.public import public_of
+from hansa.core.table_layout import TableLayout
+from hansa.core.task import Known, check_outputs, fit_targets
+from hansa.data.cells import missing_words
+from hansa.data.table import Table
+from hansa.experiment.tasks import hold_out_one
+
+log = logging.getLogger("hansa.net")
+
+
+def table_party(number: int, task: dict[str, Any], objective: Objective, y: Tensor, test_y: Tensor | None,
+                tables: tuple[Table, Table | None] | None) -> Party:  # fmt: skip
+    """The party of a job over tables: its rows are coded as the job's layout says, until they are prepared.
+
+    A PartyError names a column that is missing or of another kind, without a value of it.
+    """
+    if tables is None:
+        raise PartyError("its samples are no table with named columns, which this job prepares")
+    tree = task["table"]
+    if not isinstance(tree, dict) or not isinstance(tree.get("missing"), list):
+        raise DataError("malformed task: expected the columns of a table, and the words for a missing value")
+    layout, words = TableLayout.of(tree.get("columns")), missing_words(map(str, tree["missing"]))
+    coded = [None if table is None else _coded(table, layout, words) for table in tables]
+    assert coded[0] is not None
+    pair, held_out = (coded[0][0], y), None
+    if coded[1] is not None and test_y is not None:
+        held_out = (coded[1][0], test_y)
+    elif task["party_test"] > 0:
+        pair, held_out = hold_out_one(pair, task["party_test"], task["seed"], number)
+    known, dtype = Known(1, None, tuple(task["shape"]), task["classes"]), None
+    if objective.module is None:
+        dtype = torch.float64  # as the features will be
+
+    def fitted_pair(pair: Samples, where: str, targets: str) -> Samples:
+        targets_here = fit_targets(pair[1], objective, where, dtype=dtype)
+        known.check_targets(targets_here, targets, tell=False)
+        return pair[0], targets_here.to(objective.device)
+
+    held = fitted_pair(pair, "data", "its ")
+    own = None if held_out is None else fitted_pair(held_out, "test data", "of its test samples, the ")
+    if objective.module is not None:
+        sample = torch.zeros(1, *known.shape, dtype=objective.dtype, device=objective.device)
+        check_outputs(objective, sample, task["classes"])
+    public = known.publish(*public_of(task["public"]), objective, False) if "public" in task else None
+    texts = {code: text for one in coded if one is not None for code, text in one[1].items()}
+    table = TableLayout(layout.columns, texts)
+    return Party(number, objective, SampleGateway(held, own, table=table), task["seed"], public=public)
+
+
+def _coded(table: Table, layout: TableLayout, words: frozenset[str]) -> tuple[Tensor, dict[int, str]]:
+    """The coded rows of a table; a PartyError that names the first column that does not fit, and no value."""
+    try:
+        return table.coded(layout, words)
+    except DataError as error:
+        log.warning("the job's table does not fit: %s", error)
+    for name, kind in layout.columns:
+        try:
+            table.coded(TableLayout(((name, kind),)), words)
+        except DataError:
+            why = f"does not hold {kind}s" if name in table.columns else "is missing"
+            raise PartyError(f"its column {name[:40]!r} {why}, and the job's table has it") from None
+    raise PartyError("its table does not have the columns of the job's table")

@@ -1,0 +1,129 @@
+"""Whatever an aggregator sends about a table is checked by the party before it reads a row."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hansa.core.errors import PartyError
+from hansa.core.gateway import SampleGateway
+from hansa.core.objective import Objective
+from hansa.core.op import Op, Party
+from hansa.core.table_layout import TableLayout
+from hansa.data.apply_table import ApplyTable, TablePlan
+from hansa.data.cells import text_code
+from hansa.data.table import Table
+from hansa.data.table_ops import TableCategories, TableHistogram, TableMagnitudes, TableNames, TableSums
+
+LAYOUT = TableLayout((("age", "number"), ("city", "text"), ("seen", "date")))
+ROWS = {"age": [20.0, 30.0, None], "city": ["Riga", "Köln", None], "seen": ["2020-01-01", None, "2021-02-03"]}
+
+
+def party() -> Party:
+    x, texts = Table.of(ROWS).coded(LAYOUT)
+    gateway = SampleGateway((x, torch.zeros(3)), table=TableLayout(LAYOUT.columns, texts))
+    return Party(0, Objective(None, "mse", 0), gateway, 0)
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def whole(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+AGE = {"features": [[0, ""]]}
+SUMS = {**AGE, "centre": numbers(0), "scale": numbers(64)}
+CITIES = {"column": whole(1), "prefix": whole(0)}
+NAMES = {"column": whole(1, 1), "prefix": whole(*sorted(text_code(text) >> 16 for text in ("Riga", "Köln")))}
+
+
+def test_valid_payloads_are_answered() -> None:
+    assert TableMagnitudes().run(party(), AGE, {})[0].tensors["counts"].sum() == 2
+    assert TableSums().run(party(), SUMS, {})[0].tensors["count"].tolist() == [2]
+    assert TableCategories(40, 12).run(party(), CITIES, {})[0].tensors["counts"].sum() == 2
+    assert TableNames().run(party(), NAMES, {})[0].tensors["weights"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("op", "payload"), [
+    (TableMagnitudes(), {}),
+    (TableMagnitudes(), {"features": [[1, ""]]}),  # a text as a number would show its code
+    (TableMagnitudes(), {"features": [[2, ""]]}),
+    (TableMagnitudes(), {"features": [[0, "year"]]}),
+    (TableMagnitudes(), {"features": [[-1, ""]]}),
+    (TableMagnitudes(), {"features": [[True, ""]]}),
+    (TableMagnitudes(), {"features": [[0, ""]] * 10**5}),
+    (TableSums(), {**SUMS, "scale": numbers(0)}),
+    (TableSums(), {**SUMS, "scale": numbers(math.nan)}),
+    (TableSums(), {**SUMS, "centre": torch.zeros(3, 1, dtype=torch.float64)}),  # one number per row
+    (TableHistogram(), {**AGE, "low": numbers(1), "high": numbers(1)}),
+    (TableHistogram(), {**AGE, "low": numbers(0), "high": numbers(math.inf)}),
+    (TableCategories(8, 12), CITIES),  # finer than the names that are asked for
+    (TableCategories(16, 36), CITIES),
+    (TableCategories(40, 12), {"column": whole(0), "prefix": whole(0)}),
+    (TableCategories(40, 12), {"column": whole(1, 1), "prefix": whole(1, 0)}),
+    (TableCategories(40, 12), {"column": whole(1, 1), "prefix": whole(0, 0)}),
+    (TableCategories(40, 12), {"column": whole(1), "prefix": whole(-1)}),
+    (TableCategories(16, 8), {"column": whole(*[1] * 5000), "prefix": torch.arange(5000)}),
+    (TableNames(), {"column": whole(1), "prefix": whole(2**62)}),
+    (TableNames(), {"column": [1], "prefix": [0]}),
+])  # fmt: skip
+def test_a_payload_that_asks_for_more_is_declined(op: Op, payload: dict[str, Any]) -> None:
+    with pytest.raises(PartyError):
+        op.run(party(), payload, {})
+
+
+def plan() -> dict[str, Any]:
+    return {"columns": LAYOUT.tree(), "missing": ["?"], "steps": [
+        {"form": "scaled", "column": 0, "part": "", "fill": 1.0, "centre": 0.0, "scale": 1.0, "bounds": [],
+         "indicator": False},
+        {"form": "categories", "column": 1, "categories": ["Riga"], "other": True, "fill": None, "indicator": True},
+        {"form": "binned", "column": 0, "edges": [25.0], "fill": None, "indicator": False},
+        {"form": "hashed", "column": 1, "buckets": 2, "fill": None, "indicator": False},
+    ]}  # fmt: skip
+
+
+def test_a_valid_plan_is_applied_and_its_steps_survive_a_message() -> None:
+    assert TablePlan.of(plan()).tree() == plan()
+    here = party()
+    ApplyTable().apply(here, plan())
+    x = here.data.train("train")[0]
+    assert x[:, :6].tolist() == [[20, 1, 0, 0, 1, 0], [30, 0, 1, 0, 0, 1], [1, 0, 0, 1, 0, 0]]
+    with pytest.raises(PartyError, match="no table"):  # features are no coded rows
+        TableMagnitudes().run(here, AGE, {})
+
+
+@pytest.mark.parametrize(("at", "change"), [
+    (0, {"scale": 0.0}), (0, {"scale": math.nan}), (0, {"centre": [1.0, 2.0]}), (0, {"bounds": [1.0]}),
+    (0, {"bounds": 5}), (0, {"column": 1}), (0, {"column": 9}), (0, {"column": "0"}), (0, {"part": "year"}),
+    (0, {"form": "other"}), (0, {"more": 1}), (0, {"indicator": 1}), (1, {"column": 0}), (1, {"categories": "Riga"}),
+    (1, {"categories": [1]}), (1, {"categories": ["x"] * 10**5}), (1, {"other": 1}), (1, {"fill": 3}),
+    (2, {"edges": []}), (2, {"edges": [2.0, 1.0]}), (2, {"edges": None}), (2, {"fill": "x"}),
+    (3, {"buckets": 10**9}), (3, {"buckets": 2.0}), (3, {"buckets": 1}),
+])  # fmt: skip
+def test_a_malformed_plan_is_declined(at: int, change: dict[str, Any]) -> None:
+    tree = copy.deepcopy(plan())
+    tree["steps"][at] |= change
+    with pytest.raises(PartyError):
+        ApplyTable().apply(party(), tree)
+
+
+@pytest.mark.parametrize("columns", [
+    [], None, [["age", "number"]], [["age", "number"], ["age", "text"], ["seen", "date"]],
+    [["city", "text"], ["age", "number"], ["seen", "date"]], [["age", "number"], ["city", "word"], ["seen", "date"]],
+])  # fmt: skip
+def test_a_plan_for_other_columns_is_declined(columns: Any) -> None:
+    with pytest.raises(PartyError):
+        ApplyTable().apply(party(), {**plan(), "columns": columns})
+
+
+def test_a_plan_with_too_many_features_is_declined() -> None:
+    tree = plan()
+    tree["steps"] = [{**tree["steps"][3], "buckets": 4096}] * 20
+    with pytest.raises(PartyError, match="at most 65536"):
+        ApplyTable().apply(party(), tree)
