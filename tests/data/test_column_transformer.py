@@ -256,7 +256,8 @@ def test_words_for_missing_values_can_be_chosen() -> None:
 
 def test_a_saved_model_takes_raw_rows_and_gives_the_same_bits(tmp_path: Any) -> None:
     frame = people(8)
-    task = hansa.Task(Logistic((6,), 2), parties=pairs(frame, [40, 80]), prepare=hansa.ColumnTransformer(),
+    task = hansa.Task(Logistic((6,), 2), parties=pairs(frame, [40, 80]),
+                      prepare=hansa.ColumnTransformer(columns={"ship": "drop"}),
                       test=(frame.iloc[:20], np.arange(20) % 2), classes=2)  # fmt: skip
     result = hansa.simulate(hansa.FedAvg(), task, rounds=2, engine="reference", run_dir=tmp_path / "run")
     model = hansa.load(tmp_path / "run")

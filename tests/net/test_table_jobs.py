@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,17 @@ from league import PARTIES, League
 import hansa
 from hansa.artifacts import saved_model
 from hansa.core import codec
+from hansa.core.ask import op_config
 from hansa.core.errors import DataError
+from hansa.core.op import Reply
+from hansa.data.table_ops import TableMagnitudes
 from hansa.experiment.config import parse
 from hansa.net.aggregator import runtime
-from hansa.net.party.samples import PartySamples, read_samples
+from hansa.net.party.agent import Worker
+from hansa.net.party.samples import PartySamples, preparer, read_samples
+from hansa.net.party.store import PartyStore
 from hansa.net.transport import client
+from hansa.net.transport.wire import Blob, Work
 
 CITIES = ("Köln", "Lübeck", "Riga")
 HEADER = ("age", "city", "seen", "sick")
@@ -144,3 +151,30 @@ def test_test_tables_have_the_columns_of_the_training_table_in_any_order(tmp_pat
         read(paths[0], write(tmp_path / "t.csv", 1, ("age", "seen", "sick")))
     with pytest.raises(DataError, match="line 2: the target 'sick' is 'maybe'"):
         read(write(tmp_path / "t.csv", 1, sick="maybe"))
+
+
+def test_an_aggregator_cannot_change_a_job_s_table_to_ask_about_values(tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "party.toml").write_text("")
+    store = PartyStore(folder)
+    worker = Worker(store, preparer(read(files(tmp_path)[0])))
+
+    def answer(missing: list[str]) -> Reply | str:
+        table = {"columns": [["age", "number"], ["city", "text"]], "missing": missing}
+        task = {"model": None, "dtype": "float64", "shape": [2], "outputs": 2, "loss": "mse", "classes": None,
+                "party_test": 0.0, "seed": 0, "bf16": False, "prepared": True, "table": table}  # fmt: skip
+        message = {"op": op_config(TableMagnitudes()), "payload": {"features": [[0, ""]]}, "round": 0}
+        blobs = []
+        for one in (message, {"task": task, "preparations": []}):
+            data = codec.encode(one)
+            blobs.append(Blob(hashlib.sha256(data).hexdigest(), len(data)))
+        work = Work("job-1", "job", 0, 0, "prepare", 0, *blobs, None, None, None, 1)
+        return worker.answer(work, message, {"task": task, "preparations": []})[0]
+
+    try:
+        assert isinstance(answer(["NA"]), Reply)
+        again = answer(["NA", "20"])
+        assert isinstance(again, str) and "they are fixed once per job" in again
+    finally:
+        store.close()

@@ -30,6 +30,10 @@ _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "sele
           "dp": "kind of differential privacy", "finetune": "fine-tuning"}  # fmt: skip
 
 
+# Metadata of a field that is a table of free names: the dataclass of its entries, and words in place of an entry.
+ENTRIES, WORDS = "entries", "words"
+
+
 def noun(kind: str) -> str:
     """The noun for a kind of part, for messages."""
     return _NOUNS.get(kind, kind)

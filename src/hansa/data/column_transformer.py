@@ -13,11 +13,12 @@ from torch import Tensor
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp
-from hansa.core.registry import register
-from hansa.core.table_layout import Kind, TableLayout
+from hansa.core.registry import ENTRIES, WORDS, register
+from hansa.core.table_layout import KINDS, Kind, TableLayout
 from hansa.data.apply_table import WIDEST, ApplyTable, Binned, Categories, Hashed, Scaled, Step, TablePlan
 from hansa.data.cells import MISSING, canonical, parsed_date
 from hansa.data.column_options import (
+    DROP,
     MEAN,
     MOST_CATEGORIES,
     MOST_FREQUENT,
@@ -64,7 +65,7 @@ class ColumnTransformer(Preparation):
     no bit of them.
     """
 
-    columns: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    columns: dict = field(default_factory=dict, metadata={ENTRIES: ColumnOptions, WORDS: (*KINDS, DROP)})  # type: ignore[type-arg]
     only: bool = False
     min_count: int = 5
     limit: int = 256

@@ -50,6 +50,14 @@ def code_all(tables: Mapping[str, Table], prepare: ColumnTransformer) -> tuple[l
     return rows, dataclasses.replace(layout, texts=texts)
 
 
+def column_count(task: Task) -> int:
+    """The number of columns of a task's tables, before any is dropped."""
+    if task.table is not None:
+        return len(task.table.columns)
+    first = task.parties[0][0] if len(task.parties) else ()
+    return len(getattr(first, "columns", first))
+
+
 def coded_task(task: Task) -> Task:
     """The task with coded rows in place of frames; a task with coded rows is returned unchanged.
 

@@ -15,7 +15,18 @@ from collections.abc import Iterable
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hansa.core.losses import LOSSES
-from hansa.core.registry import Part, field_default, field_types, noun, reads_nameless, registered, summary, to_config
+from hansa.core.registry import (
+    ENTRIES,
+    WORDS,
+    Part,
+    field_default,
+    field_types,
+    noun,
+    reads_nameless,
+    registered,
+    summary,
+    to_config,
+)
 from hansa.experiment.config import TaskTable
 from hansa.experiment.local_work import OWN
 from hansa.experiment.settings import Run
@@ -120,6 +131,10 @@ class SchemaBuilder:
     def _part(self, kind: str, cls: type[Part]) -> Schema:
         """The table of one part."""
         fields = {f: self.value(hint, field_default(cls, f)) for f, hint in field_types(cls).items()}
+        for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+            if ENTRIES in f.metadata:
+                entry = {"anyOf": [{"enum": list(f.metadata[WORDS])}, self.table(f.metadata[ENTRIES])]}
+                fields[f.name] = {"type": "object", "additionalProperties": entry}
         own = {key: {"const": cls.name} for key in name_keys(kind)} | fields
         table = {"description": about(cls), "properties": own}
         if kind != "algorithm":

@@ -15,7 +15,7 @@ from hansa.core.registry import Part
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.data.column_transformer import ColumnTransformer
-from hansa.data.table_tasks import coded_task
+from hansa.data.table_tasks import coded_task, column_count
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
 from hansa.run.exchanges import Exchanges
@@ -36,6 +36,7 @@ def prepare_table(algorithm: Algorithm, task: Task, run: Run, privacy: Privacy,
         return task, None
     if task.ids is not None:
         task.prepare.for_columns()
+    before = column_count(task)
     task = coded_task(task)
     assert task.table is not None and isinstance(task.prepare, ColumnTransformer)
     if asked := task.prepare.asks(task.table):
@@ -45,7 +46,7 @@ def prepare_table(algorithm: Algorithm, task: Task, run: Run, privacy: Privacy,
     runtime = Simulation(ReferenceEngine(objective, holdings, run.seed), run.rules(), run.clock(holdings))
     exchanges = Exchanges(run, holdings, run.size(len(holdings)), protocol or privacy.protocol, b"", None)
     prepared = complete(PreparationLearner(task.prepare, exchanges).learn_table(0), runtime.answer)
-    columns, width = len(task.table.columns), holdings.train.x.shape[1]
+    columns, width = {before, len(task.table.columns)}, holdings.train.x.shape[1]
     tests, public = holdings.tests, holdings.public
     return dataclasses.replace(
         task,
@@ -61,10 +62,13 @@ def prepare_table(algorithm: Algorithm, task: Task, run: Run, privacy: Privacy,
     ), prepared
 
 
-def sized(model: Any, columns: int, width: int) -> Any:
-    """A registered model for features in place of a table's columns; any other function is returned unchanged."""
+def sized(model: Any, columns: set[int], width: int) -> Any:
+    """A registered model for features in place of a table's columns; any other function is returned unchanged.
+
+    `columns` are the numbers of columns that the model may have been made for: of all, and of those that are kept.
+    """
     if isinstance(model, functools.partial) and model.func is double:
         return functools.partial(double, sized(model.args[0], columns, width))
-    if isinstance(model, Part) and getattr(model, "inputs", None) == (columns,):
+    if isinstance(model, Part) and getattr(model, "inputs", None) in {(count,) for count in columns}:
         return dataclasses.replace(model, inputs=(width,))  # type: ignore[type-var]
     return model
