@@ -94,7 +94,7 @@ def test_run_prints_one_json_object_last_and_fills_the_run_folder(experiment: Pa
         (["tsk.dataset=digits"], "unknown table [tsk]; did you mean 'task'?"),
         (["algorithm=fsvrg", "run.cohort=0.5"], "fsvrg needs every party in every round"),
         (["task.dataset=mnist", "task.data_dir=nowhere"], "train-images-idx3-ubyte"),
-        (["task.dataset=my_data:load"], "cannot import 'my_data'"),
+        (["task.dataset=my_data:load"], "there is no module 'my_data'"),
         (["task.dataset=heart", "partition=natural"], "missing values (NaN)"),
         (["task.dataset=digits", "partition=natural"], "natural"),
         (["run.target=0.9", "run.metric=f11"], "run: metric: unknown metric 'f11'; did you mean 'f1'?"),

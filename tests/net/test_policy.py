@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,3 +291,58 @@ def test_a_model_that_a_payload_describes_is_checked_like_the_task_s(
     refused = found.refuses_architecture({"model": {}, "architecture": architecture})
     assert refused is None if reason is None else reason in str(refused)
     assert found.refuses_architecture({"model": {}}) is None
+
+
+OWN_PARTS = """
+from dataclasses import dataclass
+
+import torch
+
+from hansa.fusion import WeightedMean
+from hansa.local import SGD
+
+
+@dataclass(frozen=True)
+class Local(SGD):
+    "SGD under another name."
+
+
+@dataclass(frozen=True)
+class Fuse(WeightedMean):
+    "The mean under another name."
+
+
+def loss(output, target):
+    return torch.nn.functional.cross_entropy(output, target, reduction="none")
+"""
+
+
+def test_own_parts_are_named_by_a_job_and_imported_only_by_parties_that_list_them(
+    found: Callable[..., League], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_parts_of_tests.py").write_text(OWN_PARTS)
+    local, fuse, loss = (f"my_parts_of_tests:{name}" for name in ("Local", "Fuse", "loss"))
+    league = found(functions=(local, fuse, loss))
+    joined(league, ann=f'functions = ["{local}", "{loss}"]', bob=f'functions = ["{local}", "{loss}"]',
+           cid=f'functions = ["{loss}", "my_parts_of_tests:*"]')  # fmt: skip
+    tree = {"task": {**TASK, "loss": loss}, "run": {"rounds": 2},
+            "algorithm": {"name": "fedavg", "local": local, "fusion": fuse}}  # fmt: skip
+    ended = league.ended(league.submit(tree))
+    assert ended["status"] == "finished", ended["reason"]
+    for line in ended["rounds"]:
+        assert line["members"] == ["ann", "bob"]
+        why = f"ask: {local!r} is not among the functions that its policy allows (functions in party.toml)"
+        assert line["missing"] == {"cid": why}
+    plain = league.ended(league.submit({"task": TASK, "run": {"rounds": 2}}))
+    assert plain["status"] == "finished"
+    for unlisted in ({"algorithm": "antigravity:Alg"}, {"run": {"select": "antigravity:Select"}},
+                     {"task": {**TASK, "loss": "antigravity:loss"}}):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"'antigravity:\w+' is not among serve\.functions of federation\.toml"):
+            league.submit({"task": TASK, **unlisted})
+    assert "antigravity" not in sys.modules
+
+
+def test_a_job_chooses_no_arguments_of_a_function(tmp_path: Path) -> None:
+    found = policy(tmp_path, 'functions = ["os:getcwd"]')
+    assert "may not choose arguments" in str(found.refuses_model({"name": "os:getcwd", "path": "/etc"}))

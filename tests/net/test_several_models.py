@@ -180,9 +180,7 @@ def test_a_job_whose_public_samples_do_not_fit_fails_with_the_reason(league: Lea
 
 
 def test_an_order_with_an_unknown_function_or_another_algorithm_is_refused(league: League) -> None:
-    with pytest.raises(
-        ConfigError, match=r"task\.models\.large: the function 'os:getcwd' is not among serve\.functions"
-    ):
+    with pytest.raises(ConfigError, match=r"task\.models\.large: 'os:getcwd' is not among serve\.functions"):
         submit(league, models={"small": "logistic", "large": "os:getcwd"})
     with pytest.raises(ConfigError, match=r"fedavg combines updates of one model, and task\.models has 2"):
         league.submit({**tree(), "algorithm": "fedavg"})

@@ -53,7 +53,7 @@ def _python() -> Iterator[tuple[str, str]]:
         public = getattr(hansa, name)
         if not isinstance(public, type):
             yield f"python {name}", signature(public) if callable(public) else type(public).__name__
-        elif issubclass(public, Part) and "name" in vars(public):  # its fields are in the configuration schema
+        elif issubclass(public, Part) and ":" not in public.name:  # its fields are in the configuration schema
             yield f"python {name}", f"{public.kind} {public.name} ({', '.join(field_types(public))})"
         else:
             yield f"python {name}", f"class {_constructor(public)}"

@@ -219,7 +219,7 @@ def test_an_experiment_file_names_models_and_public_samples(public: str, tmp_pat
     [('model = "logistic"', "one model for all parties, or several by name"),
      ('assigned = ["tiny"]', "assigned: there is no model 'tiny'"), ("public = 0", "public must be a positive number"),
      ('assigned = "small"', "assigned"), ('public = "nowhere.npz"', "nowhere.npz"),
-     ('public = "test_models_and_public:nothing"', "has no function 'nothing'"),
+     ('public = "test_models_and_public:nothing"', "has no 'nothing'"),
      ("public = 100000", "task.public: cannot keep")],
 )  # fmt: skip
 def test_an_experiment_file_that_does_not_fit_is_refused(task: str, sentence: str, tmp_path: Path) -> None:

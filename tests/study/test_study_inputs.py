@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from hansa.core.errors import ConfigError
-from hansa.study import Cell, inputs, parse_study
+from hansa.experiment import sources
+from hansa.study import Cell, parse_study
 from hansa.study.inputs import code_of
 from hansa.study.pool import CellRun, SilentWatcher
 from hansa.study.runner import run_study
@@ -138,4 +139,4 @@ def test_modules_of_another_environment_that_this_one_takes_packages_from_are_no
     lent.__file__ = str(tmp_path / "other" / "lib" / "python3" / "site-packages" / "lent.py")
     mine = ModuleType("mine")
     mine.__file__ = str(tmp_path / "mine.py")
-    assert inputs._own(mine) and not inputs._own(lent)
+    assert sources._own(mine) and not sources._own(lent)

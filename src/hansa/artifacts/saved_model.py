@@ -22,14 +22,14 @@ from hansa.artifacts.run_folder import MODEL, PERSONAL, SERVING, beside, read_js
 from hansa.core import codec
 from hansa.core.ask import op_of
 from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.functions import double, load_function
+from hansa.core.functions import double, searching
 from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Party, Payload
 from hansa.core.params import Params
 from hansa.core.party_models import PartyModels, make_models
 from hansa.core.predictor import JointPredictor, NetworkPredictor, Predictor
-from hansa.core.registry import Part, build, from_config, to_config
+from hansa.core.registry import Part, build, from_config, own_function, to_config
 from hansa.core.task import Known, Task
 
 EXAMPLES = 2  # test samples in `model.json`
@@ -73,8 +73,15 @@ def named(model: Make | None) -> dict[str, Any] | str | None:
         model = model.args[0]
     if isinstance(model, Part):
         return to_config(model)
+    if isinstance(model, functools.partial) and not model.args and _plain(model.keywords):
+        function = named(model.func)
+        return {"name": function, **model.keywords} if isinstance(function, str) else None
     module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", "<")
     return None if module in (None, "__main__") or "<" in name or "." in name else f"{module}:{name}"
+
+
+def _plain(fields: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, (bool, int, float, str, list)) for value in fields.values())
 
 
 class AbsentSamples(SampleGateway):
@@ -206,9 +213,10 @@ def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Save
     """
     place = Path(place)
     tree, about = tensors(place), read_json(beside(place) if place.is_file() else place / SERVING)
-    objective = Objective(
-        _factory(about, tree, folder, make), about["loss"] or "mse", about["seed"], bf16=about["bf16"]
-    )
+    with searching(folder):
+        objective = Objective(
+            _factory(about, tree, folder, make), about["loss"] or "mse", about["seed"], bf16=about["bf16"]
+        )
     models = _models(about, tree, folder, objective, make) if "models" in about else None
     if "frozen" in tree and models is None:
         objective.take_frozen(tree["frozen"])
@@ -247,7 +255,8 @@ def _factory(about: dict[str, Any], tree: dict[str, Any], beside: str, make: Mak
     if make is not None:
         made = make
     elif model is not None:
-        made = load_function(model, "model", beside) if isinstance(model, str) else from_config("model", model, "model")
+        with searching(beside):
+            made = own_function(model, "model") or from_config("model", model, "model")
     elif (
         "params" in tree
         or OWN in tree

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hansa.core.errors import ConfigError, nearest
+from hansa.core.functions import is_function, load_function
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,7 +61,12 @@ LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "bce": bce, "mse": ms
 
 
 def named_loss(loss: str | Loss) -> Loss:
-    """The loss of that name, or the function itself with a check that it gives one value per sample."""
+    """The loss of that name, or the user's function with a check that it gives one value per sample.
+
+    The function may be named: `"my_module:function"`.
+    """
+    if is_function(loss):
+        loss = load_function(str(loss), "loss")
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise ConfigError(f"unknown loss {loss!r}{nearest(loss, LOSSES)}")

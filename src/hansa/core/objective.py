@@ -16,7 +16,7 @@ from torch.func import functional_call
 from hansa.core import codec, rng
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.keyed_randomness import KeyedRandomness
-from hansa.core.losses import Loss, metrics, named_loss
+from hansa.core.losses import LOSSES, Loss, metrics, named_loss
 from hansa.core.params import Params, ParamSpec
 from hansa.core.stopping import go_on
 
@@ -229,7 +229,7 @@ class Objective:
             with KeyedRandomness(key) as randomness:
                 output = self._forward(module, tensors, x)
             self._random = randomness.used
-        if isinstance(self.loss, str):  # the user's own loss may take any output
+        if isinstance(self.loss, str) and self.loss in LOSSES:  # the user's own loss may take any output
             output = one_tensor(output)
         buffers = (
             self.spec.joined(self.spec.stats, tensors, buffers[0]),

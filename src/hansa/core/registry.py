@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from hansa.core.errors import ConfigError, nearest
+from hansa.core.functions import REFERENCE, bind, load, load_function, reference_of
 
 KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adversary", "model", "dataset", "partition",
          "prepare", "predictor", "op", "schedule", "pace", "devices", "distribution", "availability",
@@ -40,10 +41,11 @@ def noun(kind: str) -> str:
 
 
 class Part:
-    """Base of all registered parts; subclasses are frozen dataclasses.
+    """Base of all parts; subclasses are frozen dataclasses.
 
     The constructor checks the fields and converts plain data to parts: `FedAvg(local="sgd")` works, and
-    `SGD(lr="fast")` is a ConfigError.
+    `SGD(lr="fast")` is a ConfigError. A part that is not registered has the name `"my_module:MyPart"`, by which files
+    and messages name it.
     """
 
     kind: ClassVar[str]
@@ -51,6 +53,7 @@ class Part:
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
+        cls.name = f"{cls.__module__}:{cls.__qualname__}"  # not that of a base; `register` replaces it
         own = cls.__dict__.get("__post_init__")
         if own is not None:
 
@@ -77,6 +80,7 @@ _nameless: dict[str, Callable[[Table], Table | None]] = {}  # how a table withou
 _readers: dict[str, Callable[[Any], Any]] = {}  # how a value is read before it is a name or a table, by kind
 _refused: dict[tuple[str, str], str] = {}  # (kind, name): why the name is refused
 _loaded: set[str] = set()
+_installed: set[type[Part]] = set()  # parts of entry points, which other processes find by name
 
 
 class _Loading(threading.local):
@@ -168,16 +172,52 @@ def _load(kind: str) -> None:
         part = entry.load()
         if isinstance(part, type) and issubclass(part, Part) and entry.name not in _parts[kind]:
             register(entry.name)(part)
+            _installed.add(part)
 
 
 def lookup(kind: str, name: str, where: str = "") -> type[Part]:
-    """The part class registered under `name`."""
+    """The part class registered under `name`, or the user's own class that `"my_module:MyPart"` names."""
+    if REFERENCE.fullmatch(name):
+        return _own_part(kind, name, where or kind)
     known = _parts.get(kind, {}).get(name) or registered(kind).get(name)
     if known is None:
         check_name(kind, name, where)
         at = f"{where}: " if where and where != kind else ""
         raise ConfigError(f"{at}unknown {noun(kind)} {name!r}{nearest(name, registered(kind))}")
     return known
+
+
+def _own_part(kind: str, reference: str, where: str) -> type[Part]:
+    """The user's own part that a reference names. It takes that name in records and messages."""
+    cls = load(reference, where)
+    base = next(base for part in registered(kind).values() for base in part.__mro__ if "kind" in vars(base))
+    right = f"every {noun(kind)} is a class that derives from {base.__module__}.{base.__name__}"
+    if not isinstance(cls, type) or not issubclass(cls, Part):
+        wrong = "a class of another kind" if isinstance(cls, type) else f"of the type {type(cls).__name__!r}"
+        raise ConfigError(f"{where}: {reference!r} is {wrong}; {right}")
+    if cls.kind != kind:
+        raise ConfigError(f"{where}: {reference!r} is of the kind {noun(cls.kind)!r}; {right}")
+    params = vars(cls).get("__dataclass_params__")
+    if params is None or not params.frozen:
+        raise ConfigError(f"{where}: {reference!r} is no frozen dataclass; write @dataclass(frozen=True) above it")
+    if cls.__module__.partition(".")[0] != "hansa" and cls not in _installed:
+        cls.name = f"{cls.__module__}:{cls.__qualname__}"  # other processes do not know the name of its `register`
+    return cls
+
+
+def own_function(setting: Any, where: str, folder: str | None = None) -> Callable[..., Any] | None:
+    """The user's function that a setting names, `"my_module:name"` or a table with that name and its arguments.
+
+    None if the setting names a part, registered or the user's own.
+    """
+    reference = reference_of(setting)
+    if reference is None:
+        return None
+    function = load_function(reference, where, folder)
+    if isinstance(function, type) and issubclass(function, Part):
+        return None
+    fields = {} if isinstance(setting, str) else {name: value for name, value in setting.items() if name != "name"}
+    return bind(function, fields, reference, where)
 
 
 def build(kind: str, name: str, **fields: Any) -> Any:
@@ -231,7 +271,7 @@ def from_config(kind: str, value: Any, where: str, default: Part | None = None) 
     if not isinstance(name, str):
         raise ConfigError(f"{where}: the {noun(kind)} needs a name, one of {', '.join(registered(kind))}")
     cls = lookup(kind, name, where)
-    base = default if isinstance(default, cls) and default.name == name else None
+    base = default if type(default) is cls else None
     return fill(cls, fields, where=f"{where} ({name})", base=base)
 
 
@@ -253,6 +293,10 @@ def fill(cls: type[Any], values: Mapping[str, Any], where: str, base: Any = None
         return cls(**fields)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+    except Exception as error:
+        if cls.__module__.partition(".")[0] == "hansa":
+            raise
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error  # the user's own part
 
 
 def _with_part_fields(
@@ -315,7 +359,7 @@ def type_name(hint: Any) -> str:
     if origin is tuple:
         return f"a list of {type_name(get_args(hint)[0])}"
     if isinstance(hint, type) and issubclass(hint, Part):
-        return f"the {noun(hint.kind)} {hint.name!r}" if "name" in vars(hint) else f"a {noun(hint.kind)}"
+        return f"the {noun(hint.kind)} {hint.name!r}" if ":" not in hint.name else f"a {noun(hint.kind)}"
     return {float: "a number", int: "a whole number", str: "a text", bool: "true or false", dict: "a table"}.get(
         hint, str(hint)
     )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.errors import ConfigError, DataError, nearest
+from hansa.core.functions import is_function
 from hansa.core.gateway import SampleGateway
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.losses import Loss
@@ -450,7 +451,7 @@ def fit_targets(y: Tensor, objective: Objective, where: str, owner: Callable[[in
         raise DataError(
             f"{where}: targets{owner(int(bad.nonzero()[0, 0]))} are NaN or infinite; leave those samples out"
         )
-    if not isinstance(loss, str):
+    if not isinstance(loss, str) or is_function(loss):
         return y.to(dtype) if y.is_floating_point() else y
     if y.dim() == 2 and y.shape[1] == 1:
         y = y[:, 0]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError, DataError, PartyError
+from hansa.core.functions import is_function
 from hansa.core.labels import Labels, misnumbered
 from hansa.core.losses import named_loss
 from hansa.core.objective import Objective
@@ -88,9 +89,10 @@ class Describe(Op):
         """The kind of the targets, the number of classes, and the class numbers."""
         if y.numel() == 0:
             return "none", 0, NO_LABELS
-        if self.loss is None and y.is_floating_point():
+        own = self.loss is None or is_function(self.loss)  # the targets decide
+        if own and y.is_floating_point():
             return "real", 0, NO_LABELS
-        loss = self.loss or "cross_entropy"
+        loss = "cross_entropy" if own else str(self.loss)
         if loss == "cross_entropy" and y.is_floating_point() and not torch.equal(y, y.round()):
             raise PartyError("its targets are not whole class numbers, which cross_entropy needs")
         y = _declining(lambda: fit_targets(y, Objective(None, loss, 0), "its samples"))

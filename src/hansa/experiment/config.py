@@ -13,7 +13,7 @@ from hansa.adversary import Adversary, adversaries, named
 from hansa.core.algorithm import Algorithm
 from hansa.core.columns import REFUSED
 from hansa.core.errors import ConfigError, nearest
-from hansa.core.functions import is_function, load_function
+from hansa.core.functions import load_function, reference_of, searching
 from hansa.core.party_models import check_choice, turn_of
 from hansa.core.registry import fill, from_config, nest, registered
 from hansa.core.task import Task
@@ -36,7 +36,7 @@ TABLES = ("task", "partition", "algorithm", "adversary", "privacy", "run", "trac
 
 @dataclass(frozen=True)
 class TaskTable:
-    """The [task] table. `dataset` and `model` name a registered part or `"my_module:function"`; `parties` lists one
+    """The [task] table. `dataset`, `model` and `loss` name a registered part or `"my_module:name"`; `parties` lists one
     file per party (CSV, NPZ) instead of a data set. `party_test` is the share of each party's samples that is held out
     as its own test. `trusted` is the number of samples that the aggregator keeps, for rules that judge updates by them;
     with one file per party, it is a file. `classes` is the number of classes, if no party has samples of some classes.
@@ -189,7 +189,12 @@ def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experi
 
 
 def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
-    """Check an experiment that is given as plain data."""
+    """Check an experiment that is given as plain data; modules of the user's own parts are searched in `folder`."""
+    with searching(folder):
+        return _parse(tree, folder)
+
+
+def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
     for name, table in tree.items():
         if name not in TABLES:
             raise ConfigError(f"unknown table [{name}]{nearest(name, TABLES)}")
@@ -201,12 +206,12 @@ def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
     partition = from_config("partition", tree["partition"], where="partition") if "partition" in tree else None
     algorithm = from_config("algorithm", tree.get("algorithm", "fedavg"), where="algorithm")
     run: Run = fill(Run, _table(tree, "run"), where="run")
-    if task.dataset is not None and not is_function(task.dataset):
+    if task.dataset is not None and reference_of(task.dataset) is None:
         from_config("dataset", task.dataset, where="task.dataset")
     if task.models is not None and not task.models:
         raise ConfigError("task.models: name at least one model, as in small = 'logistic'")
     for where, model in task.named_models.items():
-        if not is_function(model):
+        if reference_of(model) is None:
             from_config("model", model, where=where)
     columns = task.ids is not None or (partition is not None and partition.data == "columns")
     check_data(algorithm, columns)

@@ -37,7 +37,9 @@ from hansa.privacy import Privacy
 Schema = dict[str, Any]
 ALIAS = {"adversary": "kind", "dp": "kind"}  # kinds whose tables may have the part's name under another key
 SIMPLE = {float: "number", int: "integer", str: "string", bool: "boolean", dict: "object"}
-FUNCTION = {"type": "string", "pattern": "^[^:]+:[^:]+$", "description": 'A function of yours: "my_module:function".'}
+OWN_PART = {"type": "string", "pattern": r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$",
+            "description": 'A part of your own: "my_module:name".'}  # fmt: skip
+FUNCTION = {"$ref": "#/definitions/own-part"}
 
 
 class SchemaBuilder:
@@ -48,7 +50,7 @@ class SchemaBuilder:
 
     def __init__(self, own: bool = False) -> None:
         self.own = own
-        self.definitions: dict[str, Schema] = {}
+        self.definitions: dict[str, Schema] = {"own-part": OWN_PART}
 
     def parts(self, kind: str) -> dict[str, type[Part]]:
         """The parts of a kind by name."""
@@ -84,7 +86,8 @@ class SchemaBuilder:
         """The names of a kind's parts, each with the first line of its docstring."""
         parts = self.parts(kind)
         about = [summary(cls)[0] for cls in parts.values()]
-        return {"enum": list(parts), "description": f"The {noun(kind)}.", "x-taplo": {"docs": {"enumValues": about}}}
+        known = {"enum": list(parts), "description": f"The {noun(kind)}.", "x-taplo": {"docs": {"enumValues": about}}}
+        return {"anyOf": [known, FUNCTION]}
 
     def keys(self, kind: str) -> list[str]:
         """The keys that a table of a kind may have, whatever part it names."""
@@ -171,8 +174,9 @@ class SchemaBuilder:
         rules = [self.kind(kind)]
         fits = [name for name, cls in parts.items() if issubclass(cls, hint) or "inner" in field_types(cls)]
         if len(fits) < len(parts):
-            named = {"properties": {key: {"enum": fits} for key in name_keys(kind)}}
-            rules.append({"if": {"type": "string"}, "then": {"enum": fits}, "else": named})
+            right = {"anyOf": [{"enum": fits}, FUNCTION]}
+            named = {"properties": dict.fromkeys(name_keys(kind), right)}
+            rules.append({"if": {"type": "string"}, "then": right, "else": named})
         if isinstance(default, Part) and default.name in parts:
             rules.append({"if": without_name(kind), "then": reference(defined(kind, default.name))})
         elif not reads_nameless(kind):
@@ -216,7 +220,7 @@ class SchemaBuilder:
         parties = {"type": "object", "properties": own, "additionalProperties": False}
         return {
             "task": self.table(
-                TaskTable, loss={"enum": list(LOSSES)}, dataset=self._or_function("dataset"),
+                TaskTable, loss={"anyOf": [{"enum": list(LOSSES)}, FUNCTION]}, dataset=self._or_function("dataset"),
                 model=self._or_function("model"),
                 models={"type": "object", "additionalProperties": self._or_function("model")}),
             "partition": self.kind("partition"),

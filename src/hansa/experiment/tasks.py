@@ -14,10 +14,10 @@ from torch import nn
 
 from hansa.core import rng
 from hansa.core.errors import ConfigError, DataError, HansaError
-from hansa.core.functions import double, is_function, load_function
+from hansa.core.functions import double, is_function, searching
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.public import split_public
-from hansa.core.registry import Part, from_config
+from hansa.core.registry import Part, from_config, own_function
 from hansa.core.table_layout import TableLayout
 from hansa.core.task import Pair, Task, tensor_of
 from hansa.data.column_transformer import ColumnTransformer
@@ -130,21 +130,22 @@ def public_samples(experiment: Experiment, header: Header = ()) -> Any:
     public = experiment.task.public
     if not isinstance(public, str):
         return None
-    if is_function(public):
-        x, y = split_public(_called(public, "task.public", experiment.folder))
+    function = own_function(public, "task.public", experiment.folder) if is_function(public) else None
+    if function is not None:
+        x, y = split_public(_called(function, public, "task.public"))
         x = tensor_of(x, "public x")
         return x if y is None else (x, tensor_of(y, "public y"))
     return read_files(experiment.folder, (public,), experiment.task.target, header)[0][0]
 
 
-def _called(reference: str, where: str, folder: str) -> Any:
-    """What a function of the user returns."""
+def _called(function: Callable[[], Any], setting: Any, where: str) -> Any:
+    """What a function of the user returns; `setting` names it."""
     try:
-        return load_function(reference, where, folder)()
+        return function()
     except HansaError:
         raise
     except Exception as error:  # the user's own function: quote its error
-        raise ConfigError(f"{where}: {reference!r} failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{where}: {setting!r} failed: {type(error).__name__}: {error}") from error
 
 
 def read_files(folder: str, files: Sequence[str], target: str | None,
@@ -198,14 +199,16 @@ def file_names(files: Sequence[str]) -> list[str]:
 def load_data(experiment: Experiment) -> Data:
     """Load the data set of an experiment."""
     table = experiment.task
-    if is_function(table.dataset):
-        data = _called(str(table.dataset), "task.dataset", experiment.folder)
+    function = own_function(table.dataset, "task.dataset", experiment.folder)
+    if function is not None:
+        data = _called(function, table.dataset, "task.dataset")
         if not isinstance(data, Data):
             raise ConfigError(
                 f"task.dataset: {table.dataset!r} must return a hansa.data.Data, got {type(data).__name__}"
             )
         return data
-    loaded: Data = from_config("dataset", table.dataset, where="task.dataset").load(table.data_dir)
+    with searching(experiment.folder):
+        loaded: Data = from_config("dataset", table.dataset, where="task.dataset").load(table.data_dir)
     return loaded
 
 
@@ -271,10 +274,10 @@ def make_model(model: str | dict[str, Any] | None, dtype: str, folder: str, shap
     """The function that makes the model; inputs and outputs that the user leaves out come from the data."""
     if model is None:
         return None
-    if is_function(model):
-        factory = load_function(str(model), where, folder)
-    else:
+    factory = own_function(model, where, folder)
+    if factory is None:
         fields = {"name": model} if isinstance(model, str) else dict(model)
-        part: Part = from_config("model", {"inputs": list(shape), "outputs": outputs, **fields}, where=where)
+        with searching(folder):
+            part: Part = from_config("model", {"inputs": list(shape), "outputs": outputs, **fields}, where=where)
         factory = part  # type: ignore[assignment]
     return functools.partial(double, factory) if dtype == "float64" else factory

@@ -24,6 +24,7 @@ from hansa.core.task import Holdings, Task
 from hansa.experiment.baselines import KEPT, POOLED, baseline
 from hansa.experiment.checks import NO_ATTACKS, check_data, check_pooled, transforms
 from hansa.experiment.settings import Run
+from hansa.experiment.sources import code_of
 from hansa.local.solver import LocalSolver
 from hansa.privacy import Privacy, spent
 from hansa.privacy import privacy as privacy_of
@@ -82,7 +83,10 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
                             attackers=None if band is None else band.attackers,
                             probe=None if band is None else band.probe(holdings), prepared=prepared)  # fmt: skip
         record |= {} if band is None else {"attackers": [holdings.name(party) for party in sorted(band.attackers)]}
-        record |= {} if folder is None else {"data": data}
+        if folder is not None:
+            code = code_of((algorithm, run, groups, task.prepare, task.model),
+                           (task.model, task.loss, *(task.models or {}).values()))  # fmt: skip
+            record |= {"data": data, "code": code}
         with recorder.recording(record, counts, resume, force), closing(engine):
             return _train(training, runtime, recorder, record)
 

@@ -15,7 +15,7 @@ import torch
 
 import hansa
 from hansa.core.errors import ConfigError, HansaError
-from hansa.core.functions import is_function
+from hansa.core.functions import reference_of
 from hansa.core.registry import Part, from_config, to_config
 from hansa.experiment.config import Experiment, parse
 from hansa.run.plan import NUMERICS
@@ -97,9 +97,10 @@ def canonical(experiment: Experiment) -> dict[str, Any]:
     tree = _plain(experiment)
     for kind in ("dataset", "model"):
         named = tree["task"][kind]
-        if named is not None and not is_function(named):
+        if named is not None and reference_of(named) is None:
             tree["task"][kind] = to_config(from_config(kind, named, where=f"task.{kind}"))
-    beside = is_function(experiment.task.dataset) or is_function(experiment.task.model)  # may read other files
+    settings = (experiment.task.dataset, experiment.task.model)
+    beside = any(reference_of(setting) is not None for setting in settings)  # may read other files
     device = experiment.run.device
     card = torch.cuda.get_device_name(device) if device.startswith("cuda") and torch.cuda.is_available() else None
     return {

@@ -7,29 +7,21 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import sys
-import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from functools import cache
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any
 
-import hansa
-from hansa.core.errors import ConfigError, HansaError
-from hansa.core.functions import is_function, load_function
+from hansa.core.errors import HansaError
+from hansa.core.functions import is_function, load_function, reference_of
 from hansa.core.registry import Part, from_config
+from hansa.experiment import sources
 from hansa.experiment.config import Experiment
+from hansa.experiment.sources import MAIN, digest, module_digests
 from hansa.metrics.function import functions
 
-MAIN = "__main__"  # a script or a notebook
-CHUNK = 2**20
-PACKAGES = {"site-packages", "dist-packages"}  # folders of installed packages
 SIMPLE = (bool, int, float, complex, str, bytes, tuple, type(None))
-# Digest of each module when this process first read it, with the module spec at that time.
-_known: dict[str, tuple[ModuleSpec | None, str | None]] = {}
 
 
 def inputs(experiment: Experiment) -> dict[str, dict[str, str | None]]:
@@ -42,24 +34,18 @@ def parts_of(value: Any) -> Iterator[Part]:
     if isinstance(value, Experiment):
         models = [("model", where, model) for where, model in value.task.named_models.items()]
         for kind, where, reference in (("dataset", "task.dataset", value.task.dataset), *models):
-            if reference is not None and not is_function(reference):
+            if reference is not None and reference_of(reference) is None:
                 yield from parts_of(from_config(kind, reference, where=where))
         yield from parts_of([getattr(value, field.name) for field in fields(value) if field.name != "track"])
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from parts_of(inner)
-    elif is_dataclass(value) and not isinstance(value, type):
-        if isinstance(value, Part):
-            yield value
-        for field in fields(value):
-            yield from parts_of(getattr(value, field.name))
+    else:
+        yield from sources.parts_of(value)
 
 
 def functions_of(experiment: Experiment) -> list[str]:
     """The functions that an experiment names, as "module:function"."""
     task = experiment.task
-    named = (task.dataset, *task.named_models.values(), task.public, *functions(experiment.run.metrics))
-    return [str(reference) for reference in named if is_function(reference)]
+    settings = (task.dataset, *task.named_models.values(), task.public, task.loss, *functions(experiment.run.metrics))
+    return [reference for setting in settings if (reference := reference_of(setting)) is not None]
 
 
 def modules_of(experiment: Experiment) -> set[str]:
@@ -85,56 +71,11 @@ def code_of(experiment: Experiment) -> dict[str, str | None]:
             mine.append(function)
         else:
             named.add(module)
-    digests = dict(_modules(named))
+    digests = module_digests(named)
     if mine:
         seen: set[int] = set()
         digests[MAIN] = _digest(repr([_doing(thing, seen) for thing in mine]).encode())
     return digests
-
-
-def _modules(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Digests of module files, and of the user's own modules that these import at top level."""
-    left, seen = sorted(names), set(names)
-    while left:
-        name = left.pop()
-        module = sys.modules[name]
-        yield name, _loaded(module)
-        beside = {value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
-                  for value in list(vars(module).values())}  # fmt: skip
-        new = sorted(other for other in beside - seen - {MAIN} if _own(sys.modules.get(other)))
-        left += new
-        seen |= set(new)
-
-
-def _own(module: ModuleType | None) -> bool:
-    """Whether a module is the user's own: neither part of Hansa nor of an installed package.
-
-    Packages may be installed in this environment or in one that it inherits from."""
-    file = getattr(module, "__file__", None)
-    if file is None or not PACKAGES.isdisjoint(Path(file).parts):
-        return False
-    return not any(Path(file).resolve().is_relative_to(place) for place in _installed())
-
-
-@cache
-def _installed() -> tuple[Path, ...]:
-    paths = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return (Path(hansa.__file__).parent.resolve(), *(Path(path).resolve() for path in paths))
-
-
-def _loaded(module: ModuleType) -> str | None:
-    """Digest of a module's file; an error if the file has changed since this process imported it."""
-    file = getattr(module, "__file__", None)
-    now = None if file is None else digest(file)
-    spec, before = _known.setdefault(module.__name__, (module.__spec__, now))
-    if spec is not module.__spec__:  # reloaded
-        _known[module.__name__] = (module.__spec__, now)
-    elif before != now:
-        raise ConfigError(
-            f"{file} has changed since this process imported it, so new runs would use the old code; restart "
-            f"the process, or importlib.reload the module {module.__name__!r}"
-        )
-    return now
 
 
 def _doing(thing: Any, seen: set[int]) -> Any:
@@ -174,30 +115,12 @@ def files_of(experiment: Experiment) -> dict[str, str | None]:
     named = {part.file for part in parts_of(experiment) if isinstance(getattr(part, "file", None), str)}  # type: ignore[attr-defined]
     digests |= {name: digest(name) for name in named}
     root = task.data_dir or os.environ.get("HANSA_DATA")
-    if root and task.dataset is not None and not is_function(task.dataset):
+    if root and task.dataset is not None and reference_of(task.dataset) is None:
         name = task.dataset if isinstance(task.dataset, str) else str(task.dataset.get("name"))
         folder = Path(root).expanduser() / name
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             digests[f"{name}/{path.relative_to(folder).as_posix()}"] = digest(path)
     return digests
-
-
-def digest(path: str | Path) -> str | None:
-    """Hash of a file's bytes, cached while the file is unchanged; None if the file cannot be read."""
-    try:
-        about = os.stat(path)
-        return _digest_of(os.path.realpath(path), about.st_ino, about.st_size, about.st_mtime_ns)
-    except OSError:
-        return None
-
-
-@cache
-def _digest_of(path: str, inode: int, size: int, changed: int) -> str:
-    hasher = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            hasher.update(chunk)
-    return hasher.hexdigest()[:20]
 
 
 def _digest(data: bytes) -> str:

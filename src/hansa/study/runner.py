@@ -12,9 +12,10 @@ from typing import Any
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, field_default, field_types, nest, to_config
 from hansa.core.task import Task
+from hansa.experiment.sources import MAIN
 from hansa.report.progress import in_notebook
 from hansa.study.cell import Cell
-from hansa.study.inputs import MAIN, modules_of
+from hansa.study.inputs import modules_of
 from hansa.study.notebook import NotebookBoard
 from hansa.study.pool import LOG, CellRun, InProcessRunner, Pool, PoolWatcher, SilentWatcher, copy_finished, locked
 from hansa.study.results import Results, Trial, outcome_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hansa.experiment.baselines import BASELINES
-from hansa.experiment.schema import Schema, SchemaBuilder, name_keys, with_name
+from hansa.experiment.schema import FUNCTION, Schema, SchemaBuilder, name_keys, with_name
 from hansa.study.spec import KEYS
 
 COUNT = {"type": "integer", "minimum": 1}
@@ -65,10 +65,11 @@ def _entry(builder: SchemaBuilder, kind: str) -> Schema:
     names = builder.names(kind)
     text: Schema = {"type": "string", **names}
     if kind != "algorithm":
-        text = {"type": "string", "pattern": f"^({'|'.join(names['enum'])})(:[^:]+)?$"}
+        text = {"anyOf": [{"type": "string", "pattern": f"^({'|'.join(builder.parts(kind))})(:[^:]+)?$"}, FUNCTION]}
     more = {"label": {"type": "string", "description": "Label in tables and plots."}}
     if kind == "algorithm":
         more["tune"] = {**FIELDS, "description": "Fields to tune for this algorithm alone, and the values to try."}
     keys = {"anyOf": [{"enum": [*more, *builder.keys(kind)]}, {"pattern": "\\."}]}
-    own = {"properties": more | {key: names for key in name_keys(kind)}, "propertyNames": keys}
+    named = {"properties": dict.fromkeys(name_keys(kind), FUNCTION), "required": ["name"]}
+    own = {"properties": more | {key: names for key in name_keys(kind)}, "if": named, "else": {"propertyNames": keys}}
     return {"anyOf": [text, {"type": "object", "allOf": [own, builder.fields(kind), with_name(kind)]}]}

@@ -13,6 +13,7 @@ from typing import Any
 
 from hansa.adversary import named
 from hansa.core.errors import ConfigError, nearest
+from hansa.core.functions import REFERENCE, searching
 from hansa.core.registry import from_config, lookup, nest, registered, to_config
 from hansa.experiment.baselines import BASELINES, KEPT, POOLED, baseline
 from hansa.experiment.config import TABLES, merge, read_toml
@@ -136,6 +137,11 @@ def read_study(path: str | Path, changes: Mapping[str, Any] | None = None) -> St
 
 def parse_study(tree: Mapping[str, Any], name: str, place: str = ".") -> Study:
     """Check a study given as plain data: the tables of an experiment, and [study]."""
+    with searching(place):
+        return _parse_study(tree, name, place)
+
+
+def _parse_study(tree: Mapping[str, Any], name: str, place: str) -> Study:
     tree = _tabled(tree)
     for table in tree:
         if table not in (*TABLES, "study"):
@@ -284,6 +290,8 @@ def _short(kind: str, text: str, where: str) -> dict[str, Any]:
     """Parse a short form such as `dirichlet:0.1`; an adversary's number is its fraction of the parties."""
     name, colon, value = text.strip().partition(":")
     if not colon or kind == "algorithm":
+        return {"name": text.strip()}
+    if REFERENCE.fullmatch(text.strip()) and name not in registered(kind):
         return {"name": text.strip()}
     field = "fraction" if kind == "adversary" else SHORT.get(name)
     lookup(kind, name, where)

@@ -8,12 +8,13 @@ import tomllib
 
 from hansa.core import codec
 from hansa.core.errors import ConfigError
-from hansa.core.functions import is_function
+from hansa.core.functions import only, reference_of
 from hansa.experiment.config import parse
 from hansa.experiment.deployed import own_samples, replaced
 from hansa.net.aggregator.blobs import Gap
 from hansa.net.aggregator.federation import ADMIN_TOKEN
 from hansa.net.aggregator.jobs import JobRunner
+from hansa.net.aggregator.order import NOT_LISTED
 from hansa.net.transport import keys
 from hansa.net.transport.names import valid_name
 from hansa.net.transport.wire import Blob, Order
@@ -50,14 +51,15 @@ class AdminControl:
             tree = tomllib.loads(experiment)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"the experiment is not valid TOML: {error}") from None
-        read = parse(tree)
+        with only(self._runner.functions, NOT_LISTED):
+            read = parse(tree)
         table = read.task
         if table.test is not None or isinstance(table.trusted, str) or isinstance(table.public, str):
             raise ConfigError(
                 "task.test, task.trusted and task.public may not name files or functions here; use `hansa submit` on "
                 "their machine"
             )
-        if is_function(table.dataset):
+        if reference_of(table.dataset) is not None:
             raise ConfigError("task.dataset may not name a function here; use `hansa submit` on its machine")
         if table.data_dir is not None:
             raise ConfigError("task.data_dir may not name a folder here; leave it out, or use `hansa submit`")

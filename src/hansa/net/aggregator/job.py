@@ -25,7 +25,7 @@ from hansa.core.errors import ConfigError, DataError, HansaError, RoundAborted
 from hansa.core.objective import Objective
 from hansa.core.party_models import task_models
 from hansa.core.public import split_public
-from hansa.core.registry import Part, to_config
+from hansa.core.registry import to_config
 from hansa.core.runtime import Abort, Attend, Request, complete
 from hansa.core.table_layout import TableLayout
 from hansa.core.task import Known, Task

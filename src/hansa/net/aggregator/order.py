@@ -6,7 +6,7 @@ import dataclasses
 
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.errors import ConfigError
-from hansa.core.functions import is_function
+from hansa.core.functions import only, reference_of
 from hansa.core.params import Params, ParamSpec
 from hansa.core.task import Known
 from hansa.data.column_transformer import ColumnTransformer
@@ -16,26 +16,27 @@ from hansa.experiment.local_work import LocalWork
 from hansa.metrics.function import functions as metric_functions
 from hansa.net.transport.wire import Order
 
+NOT_LISTED = "is not among serve.functions of federation.toml"
+
 
 def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) -> Experiment:
     """Check an order as far as possible before the parties have described their data; returns its experiment.
 
     A ConfigError says why the experiment cannot run across a network.
     """
-    experiment = parse({name: table for name, table in order.experiment.items() if name != "track"})
+    with only(functions, NOT_LISTED):
+        experiment = parse({name: table for name, table in order.experiment.items() if name != "track"})
     experiment.check_networked()
     if "track" in order.experiment:
         raise ConfigError(
             "[track]: the aggregator's own configuration decides how its jobs are tracked; remove the table"
         )
-    for where, model in experiment.task.named_models.items():
-        if is_function(model) and model not in functions:
-            raise ConfigError(f"{where}: the function {model!r} is not among serve.functions of federation.toml")
-    for reference in metric_functions(experiment.run.metrics):
-        if reference not in functions:
-            raise ConfigError(
-                f"run.metrics: the function {reference!r} is not among serve.functions of federation.toml"
-            )
+    task, metrics = experiment.task, metric_functions(experiment.run.metrics)
+    named = [*task.named_models.items(), ("task.loss", task.loss), *(("run.metrics", name) for name in metrics)]
+    for where, setting in named:
+        reference = reference_of(setting)
+        if reference is not None and reference not in functions:
+            raise ConfigError(f"{where}: {reference!r} {NOT_LISTED}")
     run, count = experiment.run, len(parties)
     LocalWork(run, experiment.algorithm, Known(count, parties, (), None))
     trusted = 0 if experiment.task.trusted is None else 1

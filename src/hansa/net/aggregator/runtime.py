@@ -22,6 +22,7 @@ from hansa.core import codec, disk
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket, op_config
 from hansa.core.crash_points import reach
 from hansa.core.errors import DataError, RuntimeFailure
+from hansa.core.functions import is_function
 from hansa.core.op import DataOp, Op, Payload, Reply
 from hansa.core.relay import relay
 from hansa.core.replies import WEIGHT_CAP, arrive, combine, expected_size
@@ -282,7 +283,8 @@ class NetworkRuntime:
         """The rules for the replies of an ask. Where the run sets no limit, the defaults reject an update or a metric
         that dwarfs the model, or an impossible weight: an error or an attack."""
         rules = self.rules.of(ask)
-        rules = dataclasses.replace(rules, max_weight=rules.max_weight or HEAVY, worst=WORST, named_loss=True)
+        rules = dataclasses.replace(rules, max_weight=rules.max_weight or HEAVY, worst=WORST,
+                                    named_loss=not is_function(self.task.get("loss")))  # fmt: skip
         if not ask.in_round or ask.op is None:
             return rules
         return dataclasses.replace(rules, growth=LARGE, max_stats=rules.max_stats or FAR)

@@ -78,7 +78,8 @@ class Worker:
     def answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
         """Return the reply to an ask, or the reason for a refusal, and whether memory was staged."""
         try:
-            return self._answer(work, message, task)
+            with self._policy.only_listed():
+                return self._answer(work, message, task)
         except Halted as halted:
             if halted.reason is None:
                 raise

@@ -20,6 +20,7 @@ from hansa.core.params import Params
 from hansa.core.predictor import NetworkPredictor, Predictor
 from hansa.core.registry import build
 from hansa.data.apply_table import ApplyTable, TablePlan
+from hansa.net.party.policy import Policy
 from hansa.net.party.samples import task_model, task_objective
 from hansa.net.party.store import PartyMemory, strip_checksum
 
@@ -53,8 +54,9 @@ def export(state: Path, job: str | None, out: Path) -> Path:
         raise ConfigError(f"--out: {out} ends with .json; name a model file, for example own.safetensors")
     tree = _read(state, job if job is not None else _only(state))
     try:
-        disk.put(out, codec.pieces(_own_model(tree)))  # readable for its owner alone, as the party's folder
-        write_json(beside(out), _about(tree))
+        with Policy.read(state / "party.toml").only_listed():  # the names are the aggregator's choice
+            disk.put(out, codec.pieces(_own_model(tree)))  # readable for its owner alone, as the party's folder
+            write_json(beside(out), _about(tree))
     except OSError as error:
         raise ConfigError(f"cannot write {out}: {error.strerror}") from None
     return out

@@ -6,6 +6,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any
 from hansa.core.budget import Budget
 from hansa.core.delivery import Deliver
 from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.functions import is_function
+from hansa.core.functions import is_function, only
 from hansa.core.objective import count_numbers
 from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.other_model import ARCHITECTURE
 from hansa.core.predictor import Evaluate
-from hansa.core.registry import Part, field_types, fill, from_config
+from hansa.core.registry import Part, field_types, fill, from_config, own_function
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import FineTune, FineTunedPredictor
 from hansa.local.solver import WORK, LocalSolver
@@ -32,6 +33,7 @@ from hansa.transforms import Packed, Transform
 
 LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone requires: less hides almost nothing
 PACKED = Packed.name  # the op that applies a transform: the policy names the transform instead
+NOT_LISTED = "is not among the functions that its policy allows (functions in party.toml)"
 DECLINES = 20  # secure sums that a party may decline, over all jobs
 TOML = """\
 # What this party takes part in. It gives a reason for each refusal, and the aggregator reports it.
@@ -41,7 +43,8 @@ TOML = """\
 #                    # transforms of updates: "int8", ... (`hansa parts transform`)
 # models = ["*"]     # models that come with hansa or its plug-ins (`hansa models`)
 # model = "small"    # the model that this party trains in jobs with several models, by its name in the job
-# functions = []     # models of your own that a job may name: ["my_models:net"]; nothing else is ever imported
+# functions = []     # parts of your own that a job may name: ["my_models:net", "my_solver:MySolver"]; nothing else is
+#                    # ever imported. Your own copy is used: no message carries code
 # min_cohort = 1     # the smallest cohort in which this party's update may be summed; with privacy.active the party
 #                    # counts the cohort itself, otherwise it trusts the aggregator's number
 # matches = 0        # asks, over all jobs, that may read the ids of this party's rows, to match them with rows of other
@@ -306,7 +309,11 @@ class Policy:
     def refuses_op(self, op: Part) -> str | None:
         """Why this party refuses an op or a transform, or None; inner ops and transforms are checked too."""
         for part in parts(op):
-            if part.name != PACKED and not _matches(part.name, self.ops):
+            if is_function(part.name):
+                refused = self._refuses_function(part.name)
+                if refused is not None:
+                    return refused
+            elif part.name != PACKED and not _matches(part.name, self.ops):
                 kind = "transform" if isinstance(part, Transform) else "op"
                 return f"its policy does not accept the {kind} {part.name!r}"
             unknown = [name for name in _functions(part) if name not in self.functions]
@@ -324,9 +331,21 @@ class Policy:
         name = model if isinstance(model, str) or model is None else str(model.get("name"))
         if name is None:
             return None
-        if ":" in name:
-            return None if name in self.functions else f"its policy does not allow the function {name!r}"
+        if is_function(name):
+            refused = self._refuses_function(name)
+            if refused is None and isinstance(model, Mapping) and len(model) > 1 and own_function(name, "model"):
+                return f"a job may not choose arguments of the function {name!r}; only fields of a class are checked"
+            return refused
         return None if _matches(name, self.models) else f"its policy does not accept the model {name!r}"
+
+    def _refuses_function(self, name: str) -> str | None:
+        if name in self.functions:
+            return None
+        return f"its policy does not allow the function {name!r} (functions in party.toml)"
+
+    def only_listed(self) -> AbstractContextManager[None]:
+        """Import no function or class of the owner's that the policy does not list."""
+        return only(self.functions, NOT_LISTED)
 
     def refuses_architecture(self, payload: Payload) -> str | None:
         """Why this party refuses the model that a payload describes in place of the task's, or None.
