@@ -27,7 +27,8 @@ from hansa.testing import TREE
 
 SOURCE = Path(hansa.__file__).parent
 # Ops that hold keys, shares, sizes, models or the proof of a preparation, and never a sample.
-NEVER = {"samples", "own-model", "apply-standardise", "apply-table", "standardise-own", "route-keys", "deliver"} | {
+PREPARING = {"apply-standardise", "apply-table", "standardise-own", "weigh-classes"}
+NEVER = {"samples", "own-model", "route-keys", "deliver", *PREPARING} | {
     f"secure-{name}" for name in (
         "keys", "shares", "consistent", "unmask", "paillier-key", "paillier-open", "functional-key",
         "functional-ready", "ckks-key", "ckks-open",
@@ -100,6 +101,7 @@ def watch() -> Watch:
         simulate(algorithm={"name": "prunefl", "interval": 1}, run={"rounds": 3})
         simulate(privacy={"bound": 1.0})
         simulate(run={"compress": "int8"})
+        simulate(task={**TREE["task"], "class_weight": "balanced"})
         simulate(run={"finetune": {"epochs": 1}})
         simulate(run={"metrics": ["f1", {"name": "recall", "by": 0, "edges": [0]}]})
         for selector in ("power-of-choice", "weighted", "tiers"):

@@ -47,7 +47,8 @@ class SettleTopK(Op):
         at = int(party.rng("settle-top-k").integers(party.n))
         x, y, objective = x[at : at + 1], y[at : at + 1], party.objective
         outputs = [objective.outputs(model._replace(w=w), x) for w in (model.w, *changed)]
-        losses = torch.stack([objective.loss_of(output, y).double().mean() for output in outputs])
+        losses = torch.stack([party.weighted(objective.loss_of(output, y), slice(at, at + 1)).double().mean()
+                              for output in outputs])  # fmt: skip
         kept = memory_entries(self.key, returned(before, payload["used_places"]))
         return Reply({"losses": losses.cpu()}), {**memory, **kept}
 

@@ -285,7 +285,7 @@ class ClusterNetwork(NetworkPredictor):
         return _model(payload, number if number < len(models) else payload["usual"])
 
     def fitted(self, objective: Objective, payload: Payload, x: Tensor, y: Tensor) -> Payload:
-        return _model(payload, least(losses(objective, payload["model"]["w"], x, y)))
+        return _model(payload, least(losses(objective, payload["model"]["w"], x, objective.targets(y))))
 
 
 def _model(payload: Payload, cluster: int) -> Payload:

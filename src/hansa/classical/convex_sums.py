@@ -90,45 +90,50 @@ class ConvexSums(Op):
         sums: dict[str, Tensor] = {}
         for at in range(0, len(x), ROWS):
             go_on()
-            for name, value in self.part(w, self.features.of(x[at : at + ROWS]), y[at : at + ROWS]).items():
+            rows = slice(at, at + ROWS)
+            weights = None if party.data.weights is None else party.data.weights[rows].to(x.device)
+            for name, value in self.part(w, self.features.of(x[rows]), y[rows], weights).items():
                 sums[name] = sums[name] + value if name in sums else value
         if not all(bool(torch.isfinite(value).all()) for value in sums.values()):
             largest = 1 + int(x.flatten(1).abs().max(0).values.argmax())
             raise PartyError(f"sums of squares overflow; column {largest} has the largest values: standardise the data")
         return Reply({**sums, "count": torch.tensor(len(x))}), memory
 
-    def part(self, w: Tensor, f: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The sums over some samples, from their features and targets."""
+    def part(self, w: Tensor, f: Tensor, y: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
+        """The sums over some samples, from their features, targets and weights."""
         scores = f @ w.T
         sign = 2 * (y.view(len(f), -1) == _classes_of(w)).double() - 1
         if self.loss == "squared":
             apart = scores - (y.view(len(f), -1).double() if y.is_floating_point() else sign)
-            return {"loss": (apart**2).sum() / 2, "gradient": apart.T @ f, "hessian": (f.T @ f)[None]}
+            slope = _times(apart, weights)
+            hessian = (_times(f, weights).T @ f)[None]
+            return {"loss": (apart * slope).sum() / 2, "gradient": slope.T @ f, "hessian": hessian}
         if self.loss == "logistic" and len(w) > 1:
             log_p = torch.log_softmax(scores, 1)
             p = log_p.exp()
-            loss = -log_p.gather(1, y[:, None]).sum()
-            slope = p.scatter_add(1, y[:, None], p.new_full((len(y), 1), -1.0))
-            pairs = [
-                (f * (p[:, a] * (float(a == b) - p[:, b]))[:, None]).T @ f for a in range(len(w)) for b in range(len(w))
-            ]
+            loss = -_times(log_p.gather(1, y[:, None]), weights).sum()
+            slope = _times(p.scatter_add(1, y[:, None], p.new_full((len(y), 1), -1.0)), weights)
+            weighted = _times(f, weights)
+            pairs = [(weighted * (p[:, a] * (float(a == b) - p[:, b]))[:, None]).T @ f
+                     for a in range(len(w)) for b in range(len(w))]  # fmt: skip
             return {"loss": loss, "gradient": slope.T @ f, "hessian": torch.stack(pairs)}
         if self.loss == "logistic":
             margin = scores * sign
-            slope = -sign * torch.sigmoid(-margin)
-            curve = torch.sigmoid(margin) * torch.sigmoid(-margin)
+            slope = _times(-sign * torch.sigmoid(-margin), weights)
+            curve = _times(torch.sigmoid(margin) * torch.sigmoid(-margin), weights)
             return {
-                "loss": torch.nn.functional.softplus(-margin).sum(),
+                "loss": _times(torch.nn.functional.softplus(-margin), weights).sum(),
                 "gradient": slope.T @ f,
                 "hessian": ((f * curve).T @ f)[None],
             }
         short = (1 - scores * sign).clamp(min=0)
         if self.loss == "hinge":
-            return {"loss": short.sum(), "gradient": (-sign * (short > 0)).T @ f}
-        blocks = [2 * f[active].T @ f[active] for active in (short > 0).T]
+            return {"loss": _times(short, weights).sum(), "gradient": _times(-sign * (short > 0), weights).T @ f}
+        weighted = _times(f, weights)
+        blocks = [2 * weighted[active].T @ f[active] for active in (short > 0).T]
         return {
-            "loss": (short**2).sum(),
-            "gradient": (-2 * sign * short).T @ f,
+            "loss": _times(short**2, weights).sum(),
+            "gradient": _times(-2 * sign * short, weights).T @ f,
             "hessian": torch.stack(blocks),
         }
 
@@ -145,6 +150,11 @@ class ConvexSums(Op):
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return {"steps": 1}
+
+
+def _times(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Numbers of samples, times the samples' weights."""
+    return values if weights is None else values * weights[:, None]
 
 
 def blocks(loss: str, rows: int) -> int:

@@ -49,7 +49,8 @@ class LinearModel(Algorithm):
     """Base of linear models: Newton's method on sums of the loss, its gradient and its Hessian over all parties.
 
     The objective is the mean loss over all samples, plus ridge/2 ||w||^2, plus l1 ||w||_1: it does not depend on how
-    the samples are divided among parties. Each round asks all parties once.
+    the samples are divided among parties. Each round asks all parties once. With weights of samples the objective is
+    the sum of the weighted losses, divided by the number of samples, plus the same penalties.
     """
 
     ridge: float = 0.0
@@ -68,6 +69,10 @@ class LinearModel(Algorithm):
     @property
     def verbs(self) -> frozenset[str]:
         return frozenset({"reduce"})
+
+    @property
+    def weighs(self) -> bool:
+        return True
 
     def op(self, slots: Mapping[str, Any]) -> ConvexSums:
         """The ask of a round."""

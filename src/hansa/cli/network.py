@@ -121,6 +121,10 @@ def join(
         str | None,
         typer.Option("--ids", help="Column (NPZ: array) of the ids, by which jobs over columns match rows."),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", help="Column (NPZ: array) of the weight of each sample in the training loss."),
+    ] = None,
     rotate: Annotated[bool, typer.Option("--rotate", help="Replace the key and the certificate first.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -146,7 +150,7 @@ def join(
             raise ConfigError("there is no terminal to ask for the enrolment token; give it in a file: --token-file")
         token = Token.parse(typer.prompt("token", hide_input=True))
     run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json, test, ids,
-        tuple(label.strip() for label in labels.split(",")) if labels else ())  # fmt: skip
+        tuple(label.strip() for label in labels.split(",")) if labels else (), weights)  # fmt: skip
 
 
 @app.command()

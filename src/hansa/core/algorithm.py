@@ -106,6 +106,11 @@ class Algorithm(Part):
         raise TypeError(f"the algorithm {self.name!r} does not declare its verbs")
 
     @property
+    def weighs(self) -> bool:
+        """Whether the algorithm uses weights of samples and classes; local solvers do."""
+        return self.trains or self.models == "several"
+
+    @property
     def sums(self) -> int:
         """The number of sums of model updates per round; 0 if the algorithm also sums other things."""
         return 1 if self.trains else 0

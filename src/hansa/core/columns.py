@@ -33,6 +33,7 @@ REFUSED = {  # fields of a task that parties with different columns cannot have,
     "trusted": "the aggregator's own samples would need all columns; leave them out",
     "models": "a model of the task needs all columns, and each party holds others; leave them out",
     "public": "samples that every party sees would need all columns; leave them out",
+    "class_weight": "weights of classes are for parties with the same columns; leave them out",
 }
 
 

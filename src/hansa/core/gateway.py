@@ -19,11 +19,13 @@ Purpose = Literal["train", "statistics", "match", "evaluate", "describe"]
 
 
 class TableRows(NamedTuple):
-    """Rows of a party: features; targets, None at a party without labels; ids, None where rows are not matched."""
+    """Rows of a party: features; targets, None at a party without labels; ids, None where rows are not matched; weights
+    in the training loss, None where all are 1."""
 
     x: Tensor
     y: Tensor | None
     ids: Ids | None = None
+    weights: Tensor | None = None
 
 
 def encoded(ids: Ids) -> Tensor:
@@ -52,6 +54,7 @@ class SampleGateway:
         self._test = None if test is None else TableRows(*test)
         self.header, self.kinds, self.table = header, kinds, table
         self._before = before
+        self._weighed = False
 
     @property
     def n(self) -> int:
@@ -79,6 +82,18 @@ class SampleGateway:
     def train(self, purpose: Purpose) -> Samples:
         """The training samples; a PartyError if the party has no labels."""
         return self._read(self._train, purpose)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """The weights of the training samples in the loss; None if they have none."""
+        return self._train.weights
+
+    def weigh(self, factors: Tensor) -> None:
+        """Multiply the weights of the training samples; a PartyError if they were multiplied before."""
+        if self._weighed:
+            raise PartyError("the classes of its samples have weights already")
+        own = self._train.weights
+        self._train, self._weighed = self._train._replace(weights=factors if own is None else own * factors), True
 
     def features(self, purpose: Purpose) -> Tensor:
         """The features of the training samples, also at a party without labels."""
@@ -151,7 +166,7 @@ class SampleGateway:
     def copy(self) -> SampleGateway:
         """A gateway to copies of the same samples, so that the originals of all parties can be freed."""
         train, test = (
-            rows and TableRows(rows.x.clone(), None if rows.y is None else rows.y.clone(), rows.ids)
+            rows and TableRows(rows.x.clone(), None if rows.y is None else rows.y.clone(), rows.ids, rows.weights)
             for rows in (self._train, self._test)
         )
         assert train is not None
@@ -160,8 +175,10 @@ class SampleGateway:
 
     def digest(self) -> str:
         """A hash of the training samples, which never leaves the party."""
-        x, y, ids = self._train
+        x, y, ids, weights = self._train
         tree: dict[str, Any] = {"x": x} if y is None else {"x": x, "y": y}
+        if weights is not None:
+            tree["weights"] = weights
         if ids is not None:
             tree["ids"] = encoded(ids)
         return codec.digest(tree)

@@ -19,6 +19,7 @@ from hansa.core.keyed_randomness import KeyedRandomness
 from hansa.core.losses import LOSSES, Loss, metrics, named_loss
 from hansa.core.params import Params, ParamSpec
 from hansa.core.stopping import go_on
+from hansa.core.weights import Weighting
 
 EVALUATION_BATCH = 1024
 
@@ -96,6 +97,7 @@ class Objective:
         self.device = torch.device(device)
         self.bf16 = bf16  # matrix products and convolutions in bfloat16; parameters and losses keep their type
         self.loss_of = named_loss(loss)  # (outputs, targets) -> the loss of each sample
+        self.weighting: Weighting | None = None  # set if the targets of training carry weights
         self._random: bool | None = None
         self._base: str | None = None  # computed when it is needed: a large base takes seconds
         self._tied = False  # whether parameters are shared; searched once, because a search costs as much as a layer
@@ -139,7 +141,7 @@ class Objective:
     def with_loss(self, loss: str | Loss) -> Objective:
         """The same model with another loss, such as a distance to the outputs of other parties' models."""
         other = copy.copy(self)
-        other.loss, other.loss_of = loss, named_loss(loss)
+        other.loss, other.loss_of, other.weighting = loss, named_loss(loss), None
         return other
 
     @property
@@ -235,7 +237,19 @@ class Objective:
             self.spec.joined(self.spec.stats, tensors, buffers[0]),
             self.spec.joined(self.spec.counts, tensors, buffers[1]),
         )
-        return self.loss_of(output, y), buffers
+        return self.training_losses(output, y), buffers
+
+    def training_losses(self, output: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample, times its weight if the targets carry weights."""
+        if self.weighting is None:
+            return self.loss_of(output, y)
+        y, weights = self.weighting.split(y)
+        values = self.loss_of(output, y)
+        return values * weights.to(values.dtype)
+
+    def targets(self, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Targets as training takes them: with weights, if samples of this task have any."""
+        return y if self.weighting is None else self.weighting.join(y, weights)
 
     @torch.no_grad()
     def outputs(self, params: Params, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from hansa.core.registry import Part
 from hansa.core.shapes import Shape as Shape
 from hansa.core.shapes import UpTo as UpTo
 from hansa.core.shapes import is_open
+from hansa.core.weights import Weighting
 
 Payload = Mapping[str, Any]  # named tensors and plain values, possibly nested
 Memory = dict[str, Tensor]  # what a party keeps between rounds; it never leaves the party
@@ -181,10 +182,19 @@ class Party:
         return self.data.n
 
     def samples(self, purpose: Purpose) -> Samples:
-        """The training samples; a PartyError if there are none, or if they may not be read for this purpose."""
+        """The training samples; a PartyError if there are none, or if they may not be read for this purpose.
+
+        For the purpose "train", targets are as `Objective.training_losses` takes them: with the samples' weights.
+        """
         if self.n == 0:
             raise PartyError("it has no samples")
-        return self.data.train(purpose)
+        x, y = self.data.train(purpose)
+        return x, self.objective.targets(y, self.data.weights) if purpose == "train" else y
+
+    def weighted(self, losses: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """Losses of training samples, times their weights if they have any."""
+        weights = self.data.weights
+        return losses if weights is None else losses * weights[rows].to(losses.dtype)
 
     @property
     def ids(self) -> Ids:
@@ -413,11 +423,20 @@ class DataOp(Op):
             samples = samples.to(dtype)
         return self.transform(samples, payload)
 
+    def weigh(self, y: Tensor, payload: Payload) -> Tensor | None:
+        """Factors of the weights of samples with these targets; None for an op that changes no weights."""
+        return None
+
     def apply(self, party: Party, payload: Payload) -> None:
         """Replace the party's samples and the public ones by transformed ones.
 
         A PartyError if the payload does not fit them.
         """
+        y = party.data.train("statistics")[1] if party.data.labelled else None
+        factors = None if y is None else self.weigh(y, payload)
+        if y is not None and factors is not None:
+            party.data.weigh(factors)
+            party.objective.weighting = Weighting.of(y)
         party.data.transform(lambda x: self.transform(x, payload))
         if party.public is not None:
             party.public = party.public._replace(x=self.transform(party.public.x, payload))

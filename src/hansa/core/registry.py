@@ -53,7 +53,8 @@ class Part:
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        cls.name = f"{cls.__module__}:{cls.__qualname__}"  # not that of a base; `register` replaces it
+        if "name" not in vars(cls):
+            cls.name = f"{cls.__module__}:{cls.__qualname__}"  # not that of a base; `register` replaces it
         own = cls.__dict__.get("__post_init__")
         if own is not None:
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hansa.core.errors import ConfigError, DataError, nearest
 from hansa.core.functions import is_function
-from hansa.core.gateway import SampleGateway
+from hansa.core.gateway import SampleGateway, TableRows
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.losses import Loss
 from hansa.core.objective import Objective, kept_generator
@@ -22,6 +22,7 @@ from hansa.core.party_models import PartyModels, task_models, turn_of
 from hansa.core.public import PublicSamples, split_public
 from hansa.core.registry import Part
 from hansa.core.table_layout import TableLayout
+from hansa.core.weights import Weighting, sample_weights
 
 if TYPE_CHECKING:
     from hansa.core.columns import ColumnLayout
@@ -50,6 +51,10 @@ class Task:
     `pooled` puts the training samples of all parties in one place, for comparison: the first party trains on all of
     them, and every party is measured on its own test samples. `table` says that x are coded rows of a table
     (`hansa.data.Table.coded`), which `prepare` turns into features; with frames as x, it is made from them.
+
+    `weights` are the weights of the training samples in the loss: one array per party, or one array for (x, y,
+    offsets). `class_weight` gives each class a weight: "balanced" (from the class counts of all parties, as
+    scikit-learn's), a list, or a mapping. Both multiply; test metrics are not weighted.
     """
 
     model: Callable[[], nn.Module] | None = None
@@ -69,6 +74,8 @@ class Task:
     columns: Sequence[str] | None = None
     pooled: bool = False
     table: TableLayout | None = None
+    weights: Any = None
+    class_weight: str | Sequence[float] | Mapping[int, float] | None = None
 
     def __repr__(self) -> str:
         """The task without its samples."""
@@ -106,6 +113,8 @@ class Task:
         holdings = Holdings(self, next(iter(models.values()), objective))
         if models:
             holdings.let_train(models, self.assigned)
+            for one in models.values():
+                one.weighting = Weighting.of(holdings.train.y) if self.weights is not None else None
         return holdings
 
 
@@ -118,6 +127,9 @@ def _count(pair: Pair | None) -> str:
 
 class PartyShards:
     """The samples of all parties in one tensor: party k has rows offsets[k] to offsets[k + 1]."""
+
+    weights: Tensor | None = None  # of the samples in the training loss; None: all are 1
+    _joined: tuple[Tensor, Tensor, int, Tensor] | None = None
 
     def __init__(self, data: Sequence[Pair] | tuple[Any, Any, Any], objective: Objective, where: str,
                  prepared: bool = False, names: Sequence[str] | None = None) -> None:  # fmt: skip
@@ -152,6 +164,27 @@ class PartyShards:
         self.x, self.y = _fit(x, y, objective, where, prepared, owner)
         self.before: Tensor | None = None  # the features before their preparation, of test samples
 
+    @property
+    def targets(self) -> Tensor:
+        """The targets as training takes them: with the samples' weights, if they have any."""
+        if self.weights is None:
+            return self.y
+        known = self._joined
+        if known is None or known[0] is not self.weights or known[1] is not self.y or known[2] != self.y._version:
+            joined = Weighting.of(self.y).join(self.y, self.weights)
+            self._joined = known = self.weights, self.y, self.y._version, joined
+        return known[3]
+
+    def weigh(self, weights: Any, where: str) -> None:
+        """Give the samples weights: one array per party, or one for all rows."""
+        if isinstance(weights, (list, tuple)) and not (weights and isinstance(weights[0], (int, float))):
+            if len(weights) != len(self):
+                raise DataError(f"{where}: {len(weights)} arrays of weights for {len(self)} parties")
+            parts = [sample_weights(own, self.size(k), f"{where}[{k}]") for k, own in enumerate(weights)]
+            self.weights = torch.cat(parts).to(self.x.device)
+        else:
+            self.weights = sample_weights(weights, len(self.x), where).to(self.x.device)
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -175,7 +208,7 @@ class PartyShards:
 
     def tensors(self) -> list[Tensor]:
         """All tensors of all parties, for a checksum."""
-        return [self.x, self.y]
+        return [self.x, self.y, *([] if self.weights is None else [self.weights])]
 
 
 class Known:
@@ -320,14 +353,29 @@ class Holdings(Known):
             check_numbering({self.name(k): Labels.of(piece) for k, piece in enumerate(pieces) if len(piece)})
         self.hold(task, objective)
         check_outputs(objective, self.train.x[:1], classes)
+        if task.weights is not None:
+            self.train.weigh(task.weights, "weights")
+            objective.weighting = Weighting.of(self.train.y)
 
     def gateway(self, party: int) -> SampleGateway:
         """The gateway to the samples of a simulated party."""
         header = ("", *self.columns) if self.columns else ()
+        x, y = self.train.of(party)
+        rows = TableRows(x, y, None, None if self.train.weights is None else self.train.weights[self._rows(party)])
         if self.tests is None:
-            return SampleGateway(self.train.of(party), None, header, table=self.table)
+            return SampleGateway(rows, None, header, table=self.table)
         before = self.tests.features_before(party)
-        return SampleGateway(self.train.of(party), self.tests.of(party), header, before, table=self.table)
+        return SampleGateway(rows, self.tests.of(party), header, before, table=self.table)
+
+    def _rows(self, party: int) -> slice:
+        return slice(int(self.train.offsets[party]), int(self.train.offsets[party + 1]))
+
+    def weigh(self, objectives: Iterable[Objective], factors: Tensor) -> None:
+        """Multiply the weights of all training samples, and let these objectives train with them."""
+        train = self.train
+        train.weights = factors if train.weights is None else train.weights * factors
+        for objective in objectives:
+            objective.weighting = Weighting.of(train.y)
 
 
 def tensor_of(values: Any, where: str) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
-from hansa.core.gateway import SampleGateway
+from hansa.core.gateway import SampleGateway, TableRows
 from hansa.core.objective import Objective
 from hansa.core.op import Op, Party, Payload, Reply, perform
 from hansa.core.params import Params
@@ -21,10 +21,12 @@ class Trusted:
     def __init__(self, objective: Objective, x: Tensor, y: Tensor, id: int, seed: int) -> None:
         self.objective, self.x, self.y = objective, x, y
         self._id, self._seed = id, seed  # the id is that of no party
+        self.weights: Tensor | None = None  # those of the samples' classes
 
     def run(self, op: Op, payload: Payload, round: int) -> Reply:
         """Run an op on the trusted samples."""
-        party = Party(self._id, self.objective, SampleGateway((self.x, self.y)), self._seed, round)
+        data = SampleGateway(TableRows(self.x, self.y, None, self.weights))
+        party = Party(self._id, self.objective, data, self._seed, round)
         outcome = perform(op, party, payload, {})
         if isinstance(outcome, str):
             raise ConfigError(f"the aggregator cannot run {op.name!r} on its trusted samples: {outcome}")

@@ -2,6 +2,7 @@
 
 from hansa.data.adult import ADULT_FEATURES, Adult
 from hansa.data.cifar import Cifar10
+from hansa.data.class_weights import ClassCounts, WeighClasses
 from hansa.data.column_options import ColumnOptions
 from hansa.data.column_split import ColumnParts, Columns
 from hansa.data.column_transformer import ColumnTransformer
@@ -25,6 +26,7 @@ __all__ = [
     "Adult",
     "BreastCancer",
     "Cifar10",
+    "ClassCounts",
     "ColumnOptions",
     "ColumnParts",
     "ColumnTransformer",
@@ -49,6 +51,7 @@ __all__ = [
     "Standardise",
     "Synthetic",
     "Table",
+    "WeighClasses",
     "draw",
     "held",
     "load_party_file",

@@ -29,7 +29,8 @@ class Data:
     `x` are the training samples: float32 features, or int64 characters. `y` are int64 labels, or float32 targets when
     `classes` is None. `test` is the central test set. `parties` is the natural partition, row indices into `x`, one
     array per party. `loss` is "cross_entropy" or "mse". `table` says that x are coded rows of a table
-    (`Table.coded`), for the preparation `table`.
+    (`Table.coded`), for the preparation `table`. `weights` are the weights of the training samples in the loss, one per
+    row of `x`; None gives all the same weight.
     """
 
     x: Tensor
@@ -40,6 +41,7 @@ class Data:
     classes: int | None
     loss: str
     table: TableLayout | None = None
+    weights: Tensor | None = None
 
 
 class Dataset(Part):

@@ -66,6 +66,20 @@ def aligned(x: Tensor, header: Header, wanted: Header, where: str) -> Tensor:
     return x[:, [header.index(name) - 1 for name in wanted[1:]]]
 
 
+def split_column(x: Tensor, header: Header, name: str, path: Path) -> tuple[Tensor, Header, Tensor | None]:
+    """Features without the column `name`, their header, and the column; of an NPZ file, the array of that name.
+
+    The column is None in a CSV file that does not have it.
+    """
+    if not header:
+        array = npz_arrays(path, ("x",), "x, y", (name,)).get(name)
+        return x, header, None if array is None else torch.from_numpy(array)
+    if name not in header[1:]:
+        return x, header, None
+    at = header.index(name) - 1
+    return torch.cat([x[:, :at], x[:, at + 1 :]], 1), (*header[: at + 1], *header[at + 2 :]), x[:, at]
+
+
 def differing(header: Header, wanted: Header) -> str | None:
     """Describe how column names differ, regardless of their order; None if they are the same."""
     if header != wanted and 1 in (len(header), len(wanted)):  # hashes of long headers

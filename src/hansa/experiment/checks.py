@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.federation import SumProtocol
 from hansa.core.op import unwrap
 from hansa.core.params import ParamSpec
+from hansa.core.weights import BALANCED, class_weights
 from hansa.experiment.settings import Run
 from hansa.fusion import Fusion
 from hansa.local.finetune import FineTuning
@@ -61,6 +63,29 @@ def check_pooled(algorithm: Algorithm, columns: bool, protected: bool) -> None:
         raise ConfigError(
             "task.pooled puts all training samples in one place, where there is nothing to federate, to attack or to "
             "protect; use it with fedavg, without [adversary], [privacy] and columns"
+        )
+
+
+def check_weights(algorithm: Algorithm, task: Any, privacy: Privacy, classes: int | None) -> None:
+    """Raise a ConfigError for weights of samples or classes that the algorithm or the privacy settings cannot have."""
+    given = [name for name in ("weights", "sample_weight", "class_weight") if getattr(task, name, None) is not None]
+    if not given:
+        return
+    if not algorithm.weighs:
+        raise ConfigError(
+            f"{given[0]}: {algorithm.name} does not use weights of samples; leave {' and '.join(given)} out, or use an "
+            "algorithm that trains a model, or a linear model such as 'logistic-regression'"
+        )
+    if task.class_weight is None:
+        return
+    if classes is None:
+        raise ConfigError("class_weight: the targets are numbers, not classes; give weights of samples instead")
+    balanced = class_weights(task.class_weight, classes or None) == BALANCED
+    local = algorithm.parts().local
+    if balanced and (privacy.dp is not None or (local is not None and local.budget is not None)):
+        raise ConfigError(
+            'class_weight = "balanced" counts the classes of all parties, and differential privacy does not cover the '
+            "counts; give the weights as a table, from what is known publicly, or leave one of them out"
         )
 
 

@@ -88,7 +88,7 @@ def in_dtype(x: Tensor, dtype: str) -> Tensor:
 
 def hold_out_people(rows: TableRows, share: float, seed: int) -> tuple[TableRows, TableRows]:
     """Split the rows of one party with ids into training rows and test rows; all parties hold out the same people."""
-    x, y, ids = rows
+    x, y, ids = rows[:3]
     assert ids is not None
     chosen = held_out(ids, share, seed)
     parts = []

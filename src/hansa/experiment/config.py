@@ -17,11 +17,12 @@ from hansa.core.functions import load_function, reference_of, searching
 from hansa.core.party_models import check_choice, turn_of
 from hansa.core.registry import fill, from_config, nest, registered
 from hansa.core.task import Task
+from hansa.core.weights import class_weights
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data
 from hansa.data.partition import Partition
 from hansa.data.prepare import Preparation
-from hansa.experiment.checks import NO_ATTACKS, check_data, check_finetuning, check_pooled
+from hansa.experiment.checks import NO_ATTACKS, check_data, check_finetuning, check_pooled, check_weights
 from hansa.experiment.column_tasks import make_column_task
 from hansa.experiment.settings import Run
 from hansa.experiment.tasks import make_task
@@ -47,6 +48,8 @@ class TaskTable:
     NPZ file, the array). A file with the column `target` (the array y) has labels. `labels` lists the classes of a
     target that is a text, in the order of their numbers; it needs the preparation `table`. `pooled` puts the training
     samples of all parties in one place, in a simulation, to compare.
+    `class_weight` weighs the classes in the training loss: "balanced", a list with a weight per class, or a table.
+    `sample_weight` names the column (in an NPZ file, the array) with the weight of each sample.
     """
 
     dataset: str | dict | None = None  # type: ignore[type-arg]
@@ -67,6 +70,8 @@ class TaskTable:
     ids: str | None = None
     pooled: bool = False
     labels: tuple[str, ...] = ()
+    class_weight: str | tuple[float, ...] | dict | None = None  # type: ignore[type-arg]
+    sample_weight: str | None = None
 
     def __post_init__(self) -> None:
         if (self.dataset is None) == (not self.parties):
@@ -90,6 +95,13 @@ class TaskTable:
         if self.classes is not None and self.loss in ("mse", "mae", "bce"):
             raise ConfigError(
                 f"classes needs the loss 'cross_entropy', and loss is {self.loss!r}; leave one of them out"
+            )
+        if self.class_weight is not None:
+            class_weights(self.class_weight)
+        if self.sample_weight is not None and not self.parties:
+            raise ConfigError(
+                "sample_weight names a column of the parties' files; a data set has its weights in Data.weights: leave "
+                "it out"
             )
         if isinstance(self.trusted, int) and self.trusted < 1:
             raise ConfigError(f"trusted must be at least 1 (samples), got {self.trusted}")
@@ -215,6 +227,12 @@ def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
             from_config("model", model, where=where)
     columns = task.ids is not None or (partition is not None and partition.data == "columns")
     check_data(algorithm, columns)
+    protection = privacy(tree.get("privacy"))
+    if columns and task.sample_weight is not None:
+        raise ConfigError("task.sample_weight: weights are for parties with the same columns; leave it out")
+    if task.sample_weight is not None and isinstance(task.prepare, ColumnTransformer):
+        raise ConfigError("task.sample_weight: rows of a table (task.prepare) have no weights; use class_weight")
+    check_weights(algorithm, task, protection, task.classes or 0)  # 0: not known yet
     check_finetuning(algorithm, run.finetune)
     if columns:
         if isinstance(task.prepare, ColumnTransformer):
@@ -241,7 +259,7 @@ def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
         track = trackers(tree["track"])
     recorded = {name: table for name, table in tree.items() if name != "track"}
     return Experiment(task, partition, algorithm, run, recorded, folder, adversaries(tree.get("adversary")), track,
-                      privacy(tree.get("privacy")))  # fmt: skip
+                      protection)  # fmt: skip
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

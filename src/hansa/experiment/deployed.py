@@ -24,7 +24,7 @@ def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
         return _tables(experiment, table.prepare), ["task.parties: each party brings its own data instead"]
     if table.parties:
         files = {kind: str(name) for kind, name in (("test", table.test), ("trusted", table.trusted)) if name}
-        pairs, header = read_files(experiment.folder, tuple(files.values()), table.target)
+        pairs, header = read_files(experiment.folder, tuple(files.values()), table.target, (), table.sample_weight)
         own = {**dict(zip(files, pairs, strict=True)), "header": list(header)}
         own |= {} if table.public is None else {"public": public_samples(experiment, header)}
         return own, ["task.parties: each party brings its own data instead"]
@@ -90,6 +90,8 @@ def replaced(experiment: Experiment) -> list[str]:
         notes.append("partition: does not apply; each party has its own data")
     if experiment.track:
         notes.append("track: does not apply; [track] in federation.toml says what tracks the aggregator's jobs")
+    if experiment.task.sample_weight is not None:
+        notes.append("task.sample_weight: does not apply; each party names its own (hansa join --weights)")
     default = Run()
     ignored = [name for name in SIMULATED if getattr(experiment.run, name) != getattr(default, name)]
     if ignored:

@@ -23,7 +23,7 @@ from hansa.core.task import Pair, Task, tensor_of
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data
 from hansa.data.partition import Iid, Natural
-from hansa.data.party_files import Header, aligned, read_party_file
+from hansa.data.party_files import Header, aligned, read_party_file, split_column
 from hansa.data.table import Table
 from hansa.data.table_files import read_table_samples
 from hansa.data.table_tasks import code_all
@@ -38,15 +38,19 @@ def make_task(experiment: Experiment, data: Data | None = None) -> Task:
     """The task of an experiment; `data` replaces its data set, which is loaded otherwise."""
     table, seed = experiment.task, experiment.run.seed
     made = _from_files(experiment) if table.parties else _from_dataset(experiment, data)
-    pairs, party_tests = made.pairs, None
+    pairs, weights, party_tests = made.pairs, made.weights, None
     if table.party_test > 0:
-        pairs, party_tests = hold_out(pairs, table.party_test, seed)
+        rows = pairs if weights is None else [(*pair, own) for pair, own in zip(pairs, weights, strict=True)]
+        kept, held = hold_out(rows, table.party_test, seed)
+        pairs, party_tests = [pair[:2] for pair in kept], [pair[:2] for pair in held]
+        weights = None if weights is None else [own[2] for own in kept]
     shape = next((tuple(x.shape[1:]) for x, _ in pairs if len(x)), ())
     outputs = outputs_of(made.loss, made.classes)
     model = make_model(table.model, table.dtype, experiment.folder, shape, outputs)
     return Task(model, made.loss, pairs, made.test, party_tests, made.names, made.classes, table.prepare, made.trusted,
-                make_models(table, experiment.folder, shape, outputs), table.assigned, made.public,
-                columns=made.columns, pooled=table.pooled, table=made.table)  # fmt: skip
+                make_models(table, experiment.folder, shape, outputs), table.assigned, made.public, weights=weights,
+                class_weight=table.class_weight, columns=made.columns, pooled=table.pooled,
+                table=made.table)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +66,7 @@ class TaskData:
     public: Any = None
     columns: tuple[str, ...] = ()  # the names of the features
     table: TableLayout | None = None
+    weights: list[Any] | None = None
 
 
 def _from_tables(experiment: Experiment, prepare: ColumnTransformer) -> TaskData:
@@ -100,16 +105,21 @@ def _from_files(experiment: Experiment) -> TaskData:
     table, folder = experiment.task, experiment.folder
     if isinstance(table.prepare, ColumnTransformer):
         return _from_tables(experiment, table.prepare)
-    pairs, header = read_files(folder, table.parties, table.target)
+    weights: list[Any] | None = None if table.sample_weight is None else []
+    pairs, header = read_files(folder, table.parties, table.target, (), table.sample_weight, weights)
     test, trusted = (
-        read_files(folder, (str(name),), table.target, header)[0][0] if name is not None else None
+        read_files(folder, (str(name),), table.target, header, table.sample_weight)[0][0] if name is not None else None
         for name in (table.test, table.trusted)
     )
     names = file_names(table.parties)
+    for name, own in zip(table.parties, weights or (), strict=False):
+        if own is None:
+            raise DataError(f"{name} has no column {table.sample_weight!r} (task.sample_weight)")
     loss, classes = loss_and_classes(table.loss, table.classes or _classes(table, [y for _, y in pairs]))
     if loss == "cross_entropy" and table.classes is None:
         check_numbering({name: Labels.of(y) for name, (_, y) in zip(names, pairs, strict=True)})
-    return TaskData(pairs, names, test, trusted, loss, classes, public_samples(experiment, header), header[1:])
+    return TaskData(pairs, names, test, trusted, loss, classes, public_samples(experiment, header), header[1:],
+                    weights=weights)  # fmt: skip
 
 
 def _from_dataset(experiment: Experiment, data: Data | None) -> TaskData:
@@ -121,8 +131,10 @@ def _from_dataset(experiment: Experiment, data: Data | None) -> TaskData:
     public = public_samples(experiment)
     if isinstance(table.public, int):
         data, public = set_aside(data, table.public, experiment.run.seed, "public")
-    pairs, names = divide(data, experiment)
-    return TaskData(pairs, names, data.test, trusted, table.loss or data.loss, data.classes, public, data.table)
+    pairs, names, weights = divide(data, experiment)
+    columns = () if data.table is None else tuple(name for name, _ in data.table.columns)
+    return TaskData(pairs, names, data.test, trusted, table.loss or data.loss, data.classes, public, columns,
+                    data.table, weights)  # fmt: skip
 
 
 def public_samples(experiment: Experiment, header: Header = ()) -> Any:
@@ -135,7 +147,8 @@ def public_samples(experiment: Experiment, header: Header = ()) -> Any:
         x, y = split_public(_called(function, public, "task.public"))
         x = tensor_of(x, "public x")
         return x if y is None else (x, tensor_of(y, "public y"))
-    return read_files(experiment.folder, (public,), experiment.task.target, header)[0][0]
+    table = experiment.task
+    return read_files(experiment.folder, (public,), table.target, header, table.sample_weight)[0][0]
 
 
 def _called(function: Callable[[], Any], setting: Any, where: str) -> Any:
@@ -148,12 +161,19 @@ def _called(function: Callable[[], Any], setting: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {setting!r} failed: {type(error).__name__}: {error}") from error
 
 
-def read_files(folder: str, files: Sequence[str], target: str | None,
-               header: Header = ()) -> tuple[list[Pair], Header]:  # fmt: skip
-    """Samples of files with their columns in the order of `header` (by default the first file's), and the header."""
+def read_files(folder: str, files: Sequence[str], target: str | None, header: Header = (), column: str | None = None,
+               found: list[Any] | None = None) -> tuple[list[Pair], Header]:  # fmt: skip
+    """Samples of files with their columns in the order of `header` (by default the first file's), and the header.
+
+    `column` names a column that is no feature; each file's is added to `found`.
+    """
     pairs = []
     for name in files:
         x, y, own = read_party_file(Path(folder) / name, target)
+        if column is not None:
+            x, own, values = split_column(x, own, column, Path(folder) / name)
+            if found is not None:
+                found.append(values)
         pairs.append((aligned(x, own, header, f"{Path(folder) / name}: "), y))
         header = header or own
     return pairs, header
@@ -227,11 +247,13 @@ def set_aside(data: Data, count: int, seed: int, purpose: str) -> tuple[Data, Pa
         new_row[rest] = np.arange(len(rest))
         parties = tuple(rows[rows >= 0] for rows in (new_row[old] for old in data.parties))
     at, left = torch.from_numpy(trusted), torch.from_numpy(rest)
-    return dataclasses.replace(data, x=data.x[left], y=data.y[left], parties=parties), (data.x[at], data.y[at])
+    weights = None if data.weights is None else torch.as_tensor(data.weights)[left]
+    rest_of = dataclasses.replace(data, x=data.x[left], y=data.y[left], parties=parties, weights=weights)
+    return rest_of, (data.x[at], data.y[at])
 
 
-def divide(data: Data, experiment: Experiment) -> tuple[list[Pair], list[str] | None]:
-    """Each party's samples, by the partition or by the data set's own parties, and the parties' names."""
+def divide(data: Data, experiment: Experiment) -> tuple[list[Pair], list[str] | None, list[Any] | None]:
+    """Each party's samples, by the partition or by the data set's own parties; the parties' names and weights."""
     partition = experiment.partition or (Natural() if data.parties is not None else Iid())
     if data.table is not None and partition.changes:
         raise ConfigError(
@@ -241,7 +263,8 @@ def divide(data: Data, experiment: Experiment) -> tuple[list[Pair], list[str] | 
     rows = partition.split(data, seed)
     pairs = [(partition.features(data.x[r], k, seed), data.y[r]) for k, r in enumerate(rows)]
     natural = isinstance(partition, Natural) and data.party_names is not None
-    return pairs, list(data.party_names or ()) if natural else None
+    weights = None if data.weights is None else [torch.as_tensor(data.weights)[r] for r in rows]
+    return pairs, list(data.party_names or ()) if natural else None, weights
 
 
 def hold_out(pairs: list[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -251,12 +274,12 @@ def hold_out(pairs: list[Pair], share: float, seed: int) -> tuple[list[Pair], li
 
 
 def hold_out_one(pair: Pair, share: float, seed: int, party: int) -> tuple[Pair, Pair]:
-    """Split one party's samples into training samples and test samples."""
-    x, y = pair
-    order = rng.generator(seed, "holdout", party).permutation(len(x))
-    cut = round(share * len(x))
+    """Split one party's samples, and their weights where they have any, into training samples and test samples."""
+    count = len(pair[0])
+    order = rng.generator(seed, "holdout", party).permutation(count)
+    cut = round(share * count)
     train, test = torch.from_numpy(np.sort(order[cut:])), torch.from_numpy(np.sort(order[:cut]))
-    return (x[train], y[train]), (x[test], y[test])
+    return tuple(values[train] for values in pair), tuple(values[test] for values in pair)  # type: ignore[return-value]
 
 
 def make_models(table: TaskTable, folder: str, shape: tuple[int, ...],

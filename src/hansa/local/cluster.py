@@ -31,7 +31,7 @@ def losses(objective: Objective, models: Tensor, x: Tensor, y: Tensor) -> list[f
     """The mean loss of each model [k, d] on samples; infinity for a model whose loss is not a number."""
     with threads(1):  # another number of threads would round differently
         each = [
-            objective.loss_of(objective.outputs(objective.initial._replace(w=w), x), y).to(torch.float64).mean()
+            objective.training_losses(objective.outputs(objective.initial._replace(w=w), x), y).to(torch.float64).mean()
             for w in models
         ]
     return [math.inf if math.isnan(loss) else loss for loss in torch.stack(each).tolist()]

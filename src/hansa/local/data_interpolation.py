@@ -76,7 +76,7 @@ class DataInterpolation(Choosing):
             at = (rng.uniform(key, own.shape) * size).long().clamp(max=len(public.x) - 1)
             rows, shared = order[at], own
         assert public.y is not None
-        x, y, shared = public.x[rows], public.y[rows], shared * ((1 - lam) / shared.sum())
+        x, y, shared = public.x[rows], ctx.objective.targets(public.y[rows]), shared * ((1 - lam) / shared.sum())
         if lam == 0:
             return Batch(x, y, shared)
         return Batch(torch.cat([batch.x, x]), torch.cat([batch.y, y]), torch.cat([own * (lam / own.sum()), shared]))

@@ -21,7 +21,9 @@ from hansa.core.registry import lookup
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
-from hansa.experiment.checks import check_finetuning, check_settings, check_transforms, fitted
+from hansa.core.weights import Weighting, class_weights
+from hansa.data.class_weights import ClassWeighting
+from hansa.experiment.checks import check_finetuning, check_settings, check_transforms, check_weights, fitted
 from hansa.experiment.local_work import LocalWork
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
@@ -80,6 +82,7 @@ class Training:
         self.run = fitted(self.algorithm, self.run, self.objective.spec)
         self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None)
         check_settings(self.algorithm, self.run, self.problem, self.protocol or self.privacy.secure)
+        check_weights(self.algorithm, self.task, self.privacy, self.holdings.classes)
         check_transforms(self.algorithm, self.run, self.privacy, self.protocol is not None)
         self.guard = self.privacy.guard(self.algorithm, self.run, self.problem)
         if self.guard is not None:
@@ -163,6 +166,8 @@ class Training:
             self.progress.bytes_down += len(self.holdings) * codec.size(self.holdings.public.tree())
         if self.task.prepare is not None:
             yield from self._prepare()
+        if self.task.class_weight is not None:
+            yield from self._weigh()
         self._restore()
         progress, began = self.progress, time.monotonic() - self.progress.seconds
         self._saved, stops = time.monotonic(), self.stopping.reason
@@ -204,6 +209,19 @@ class Training:
         self.evaluation.prepare(op, payload)
         if self.trusted is not None:
             self.trusted.x = op.transform(self.trusted.x, payload)
+        self.progress.bytes_up += self.exchanges.record.bytes_up
+        self.progress.bytes_down += self.exchanges.record.bytes_down
+
+    def _weigh(self) -> Steps:
+        """Agree on the weights of the classes, and apply them to the parties' training samples and the trusted ones."""
+        assert self.problem.classes is not None
+        weights = class_weights(self.task.class_weight, self.problem.classes)
+        learner = PreparationLearner(ClassWeighting(self.problem.classes, weights), self.exchanges, "weigh")
+        op, payload = yield from learner.learn(self.progress.round)
+        self.unprepared.update(learner.left_out)
+        if self.trusted is not None:
+            self.trusted.weights = op.weigh(self.trusted.y, payload)
+            self.objective.weighting = Weighting.of(self.trusted.y)
         self.progress.bytes_up += self.exchanges.record.bytes_up
         self.progress.bytes_down += self.exchanges.record.bytes_down
 

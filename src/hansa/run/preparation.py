@@ -49,6 +49,7 @@ class PreparationLearner:
 
     preparation: Any
     exchanges: Exchanges
+    phase: str = "prepare"
     left_out: dict[str, str] = field(default_factory=dict)
     refusing: frozenset[int] = frozenset()  # parties that are not asked (again)
     _strikes: Counter[int] = field(default_factory=Counter)
@@ -60,7 +61,7 @@ class PreparationLearner:
             raise ConfigError(f"task.prepare: expected a preparation such as Standardise(), got {self.preparation!r}")
         for attempt in range(ATTEMPTS):
             try:
-                phase = f"prepare-{attempt}" if attempt else "prepare"
+                phase = f"{self.phase}-{attempt}" if attempt else self.phase
                 learned: Learned = yield from self.exchanges.outside(round, phase, self._ask)
                 break
             except RoundAborted as aborted:
@@ -68,7 +69,7 @@ class PreparationLearner:
                 self._check_goes_on(attempt, aborted)
                 yield Abort(round)
                 needed = self.exchanges.attended or 0
-                yield Attend(0, needed, f"prepare-{attempt + 1}-present", self.refusing)
+                yield Attend(0, needed, f"{self.phase}-{attempt + 1}-present", self.refusing)
         self._note_left_out()
         return learned
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,13 +30,14 @@ class Loss(Op):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("statistics")
+        rows: Any = slice(None)
         if self.batch is not None and self.batch < party.n:
             key = rng.folded(rng.key(party.seed, "candidate", party.round), party.id)
             rows = torch.from_numpy(rng.shuffled(key, party.n)[: self.batch]).to(x.device)
             x, y = x[rows], y[rows]
         predictor: Predictor = build("predictor", self.predictor)
         own = predictor.own(party, payload, memory)
-        losses = party.objective.loss_of(predictor.outputs(party.objective, own, x), y)
+        losses = party.weighted(party.objective.loss_of(predictor.outputs(party.objective, own, x), y), rows)
         return Reply({"loss": losses.to(torch.float64).mean().cpu()}, weight=party.n), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:

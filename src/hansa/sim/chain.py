@@ -344,6 +344,9 @@ class Chain:
 
     def _loss(self, output: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of sum(losses * share) with respect to the output, and losses * share."""
+        if self.objective.weighting is not None:
+            y, weights = self.objective.weighting.split(y)
+            share = share * weights.to(share.dtype).view(share.shape)
         if self.objective.loss == "cross_entropy" and output.dim() == 2 and y.dim() == 1:
             back = torch.log_softmax(output, 1)
             index = y.unsqueeze(1)

@@ -128,7 +128,7 @@ class Program:
         samples = self.engine.holdings.train
         of_party = tuple(v[:count] for v in self.of_party)
         state, spec = pytree.tree_flatten(pytree.tree_map(lambda v: v[:count], self.state))
-        fixed = (*of_party, self.round, self.at, samples.x, samples.y)
+        fixed = (*of_party, self.round, self.at, samples.x, samples.targets)
         body = self._descend if self.fused else self._general
 
         def traced(*leaves: Tensor) -> list[Tensor]:

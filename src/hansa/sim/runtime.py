@@ -239,6 +239,10 @@ class Simulation:
         if isinstance(holdings, ColumnHoldings):
             return combine(ask, ((p, self._prepare_columns(ask, holdings, p)) for p in ask.parties), self.rules,
                            self._record)  # fmt: skip
+        factors = ask.op.weigh(holdings.train.y, ask.payload)
+        if factors is not None:
+            models = [self.engine.objective] if holdings.models is None else [*holdings.models.objectives.values()]
+            holdings.weigh(models, factors)
         shards = [holdings.train] + ([holdings.tests] if holdings.tests is not None else [])
         if holdings.tests is not None and holdings.tests.before is None:
             holdings.tests.before = holdings.tests.x

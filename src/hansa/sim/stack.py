@@ -92,7 +92,7 @@ class Stack:
         engine = self.engine
         shards, self.device, self.dtype = engine.holdings.train, engine.objective.device, engine.objective.dtype
         self.solver = self.solvers[0]
-        self.solver.prepare(engine.objective, shards.x, shards.y)
+        self.solver.prepare(engine.objective, shards.x, shards.targets)
         if not regular(self.solver):  # its steps may depend on more than the size
             each = self.solvers if len(self.solvers) > 1 else self.solvers * len(self.members)
             taken = [len(solver.batches(shards.size(member.party), engine.seed, self.round, member.party))
@@ -164,7 +164,7 @@ class Stack:
                 each, count = rate if isinstance(rate, float) else rate[:k], k
             index = plan.rows[:k, s, :width].reshape(-1)
             x = self.engine.objective.laid_out(shards.x[index])
-            losses = chain.descend(views, x, shards.y[index], share[:k, s, :width], each, rule, toward)
+            losses = chain.descend(views, x, shards.targets[index], share[:k, s, :width], each, rule, toward)
             seen[:k] += losses.sum(1)
             for name, mask in masks.items():
                 views[name].mul_(mask)
@@ -219,7 +219,7 @@ class Stack:
             at = torch.arange(widest, device=self.device)
             mask = None if equal else (at < n).to(self.dtype)
             index = first + (at if equal else torch.minimum(at, n.long() - 1))
-            return Batch(shards.x[index], shards.y[index], mask)
+            return Batch(shards.x[index], shards.targets[index], mask)
 
         chain = self.engine.chain if self.engine.chain is not None and self.engine.chain.stacks else None
         rule = None if chain is None else functools.partial(chain_gradient, chain)
@@ -311,7 +311,7 @@ class Stack:
                 state = pytree.tree_map(lambda v, k=k: v[:k], state)
             index = plan.rows[:k, s, :width]
             mask = None if plan.full[s] else counts[:k, s, :width].to(self.dtype)
-            inputs = (shards.x[index], shards.y[index], mask, self.keys[:k, s], *(v[:k] for v in self.of_party))
+            inputs = (shards.x[index], shards.targets[index], mask, self.keys[:k, s], *(v[:k] for v in self.of_party))
             in_dims = (0, 0, 0, 0, 0, 0, None if mask is None else 0, 0, *[0] * len(self.of_party))
             state = torch.func.vmap(step, in_dims=in_dims)(*state, *inputs)
         return self.finish(w0, pytree.tree_map(lambda *v: torch.cat(v), state, *reversed(finished)))

@@ -90,7 +90,7 @@ class StackedEngine(ReferenceEngine):
             train = self.holdings.train
             self.pads = not mixes_rows(self.objective, self.holdings)
             if self.objective.device.type == "cpu":
-                self._chain = chain_of(self.objective, train.x[:SAMPLE], train.y[:SAMPLE])
+                self._chain = chain_of(self.objective, train.x[:SAMPLE], train.targets[:SAMPLE])
             if self._chain is not None and not self.pads:
                 self._chain.stacks = False  # the loss or a layer mixes rows
 
@@ -379,7 +379,7 @@ def merge(blocks: list[Block]) -> Block:
 
 def mixes_rows(objective: Objective, holdings: Holdings) -> bool:
     """Whether a sample's loss or a buffer depends on other rows of the batch, as with BatchNorm; by trial."""
-    x, y = holdings.train.x[:3], holdings.train.y[:3]
+    x, y = holdings.train.x[:3], holdings.train.targets[:3]
     norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
     if objective.module is None or len(x) < 3 or any(isinstance(m, norms) for m in objective.module.modules()):
         return True
@@ -428,7 +428,8 @@ def obstacle(objective: Objective, holdings: Holdings, unrolls: bool = False) ->
 
     try:
         stacked = [v.expand(2, *v.shape) for v in initial]
-        torch.func.vmap(one)(stacked[0], stacked[1], stacked[2], holdings.train.x[rows], holdings.train.y[rows], keys)
+        x, y = holdings.train.x[rows], holdings.train.targets[rows]
+        torch.func.vmap(one)(stacked[0], stacked[1], stacked[2], x, y, keys)
     except HansaError:
         raise
     except Exception as error:

@@ -106,6 +106,9 @@ class Worker:
             refused = self._policy.refuses_op(transform_of(message["packed"]))
         if refused is not None:
             return refused, False
+        refused = self._policy.refuses_weights(op, message["payload"])
+        if refused is not None:
+            return refused, False
         if isinstance(op, DataOp):  # it only becomes part of the task, which applies it to the data
             return Reply({}), False
         if (settings or task["preparations"]) and any(part.name == "describe" for part in parts(op)):
@@ -188,7 +191,7 @@ class Worker:
             for step in preparations:
                 go_on()
                 op: Op = op_of(step["op"], where="task")
-                refused = self._policy.refuses_op(op)
+                refused = self._policy.refuses_op(op) or self._policy.refuses_weights(op, step["payload"])
                 if refused is not None or not isinstance(op, DataOp):
                     raise ConfigError(refused or f"{op.name!r} is not a preparation of data")
                 op.apply(party, step["payload"])

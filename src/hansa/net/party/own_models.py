@@ -20,6 +20,7 @@ from hansa.core.params import Params
 from hansa.core.predictor import NetworkPredictor, Predictor
 from hansa.core.registry import build
 from hansa.data.apply_table import ApplyTable, TablePlan
+from hansa.data.class_weights import WeighClasses
 from hansa.net.party.policy import Policy
 from hansa.net.party.samples import task_model, task_objective
 from hansa.net.party.store import PartyMemory, strip_checksum
@@ -104,7 +105,7 @@ def _own_model(tree: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {"predictor": tree["predictor"], "payload": dict(own), saved_model.OWN: True}
     if objective.frozen:
         out["frozen"] = dict(objective.frozen)
-    steps = tree["preparations"]
+    steps = [step for step in tree["preparations"] if step["op"].get("name") != WeighClasses.name]  # of training alone
     if len(steps) > 1:
         raise DataError(f"the job prepares the data in {len(steps)} steps, and a saved model has at most one")
     if steps:

@@ -12,6 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from hansa.core.budget import Budget
 from hansa.core.delivery import Deliver
 from hansa.core.errors import ConfigError, DataError, PartyError
@@ -21,6 +23,7 @@ from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.other_model import ARCHITECTURE
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import Part, field_types, fill, from_config, own_function
+from hansa.data.class_weights import WeighClasses
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import FineTune, FineTunedPredictor
 from hansa.local.solver import WORK, LocalSolver
@@ -49,6 +52,7 @@ TOML = """\
 #                    # counts the cohort itself, otherwise it trusts the aggregator's number
 # matches = 0        # asks, over all jobs, that may read the ids of this party's rows, to match them with rows of other
 #                    # parties: it reveals whom they have in common. 0 refuses jobs over columns
+# class_weights = 1000.0    # a job may weigh classes in the training loss by 1/1000 to 1000; 1 refuses other weights
 # max_bytes = 17179869184   # the largest message to fetch
 # device = "cpu"     # where to train
 
@@ -210,6 +214,7 @@ class Policy:
     functions: tuple[str, ...] = ()
     min_cohort: int = 1
     matches: int = 0
+    class_weights: float = 1000.0
     max_bytes: int = 2**34
     device: str = "cpu"
     own: dict = field(default_factory=dict)  # type: ignore[type-arg]
@@ -223,6 +228,8 @@ class Policy:
             raise ConfigError(f"min_cohort must be at least 1, got {self.min_cohort}")
         if self.matches < 0:
             raise ConfigError(f"matches must not be negative, got {self.matches}")
+        if self.class_weights < 1:
+            raise ConfigError(f"class_weights must be at least 1, got {self.class_weights}")
         for name, value in self.own.items():
             if name not in WORK:
                 raise ConfigError(f"own: unknown field {name!r}; a party may set {', '.join(WORK)}")
@@ -325,6 +332,19 @@ class Policy:
                 "signatures; set privacy.secure = 'masking' and privacy.active = true"
             )
         return None
+
+    def refuses_weights(self, op: Part, payload: Any) -> str | None:
+        """Why this party refuses the weights that a job gives the classes, or None.
+
+        With very unequal weights an update would tell about the samples of one class alone.
+        """
+        weights = payload.get("weights") if isinstance(op, WeighClasses) and isinstance(payload, Mapping) else None
+        if not isinstance(weights, Tensor) or not weights.numel():
+            return None  # the op itself refuses a malformed payload
+        most = self.class_weights
+        if bool(((weights >= 1 / most) & (weights <= most)).all()):
+            return None
+        return f"its policy allows class weights from {1 / most:g} to {most:g} (class_weights in party.toml)"
 
     def refuses_model(self, model: str | Mapping[str, Any] | None) -> str | None:
         """Why this party refuses to train a model, or None. A function must be listed literally."""

@@ -28,10 +28,10 @@ AGAIN = 86400  # seconds between renewals when the authority's own certificate e
 
 def join(state: Path, data: str, url: str | None = None, token: Token | None = None, target: str | None = None,
          rotate: bool = False, as_json: bool = False, test: str | None = None, ids: str | None = None,
-         labels: Sequence[str] = ()) -> None:  # fmt: skip
+         labels: Sequence[str] = (), weights: str | None = None) -> None:  # fmt: skip
     """Run a party until a signal. It enrols first, unless it has enrolled with this token before."""
     formatter = log_to_stderr(as_json)
-    samples = read_samples(data, target, test, ids, labels)
+    samples = read_samples(data, target, test, ids, labels, weights)
     store = PartyStore(state)
     store.install_new_keys()
 

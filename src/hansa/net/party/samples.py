@@ -22,8 +22,9 @@ from hansa.core.params import short
 from hansa.core.public import public_of
 from hansa.core.table_layout import TableLayout
 from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
+from hansa.core.weights import Weighting, sample_weights
 from hansa.data.column_files import read_column_file
-from hansa.data.party_files import Header, aligned, differing, features_of, read_party_file
+from hansa.data.party_files import Header, aligned, differing, features_of, read_party_file, split_column
 from hansa.data.table import Table
 from hansa.data.table_files import PARQUET, is_table_file, read_table_samples
 from hansa.experiment.column_tasks import hold_out_people, in_dtype
@@ -49,24 +50,33 @@ NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.in
            torch.int8, torch.uint8, torch.bool)  # fmt: skip
 
 
-def read_samples(reference: str, target: str | None = None, test: str | None = None,
-                 ids: str | None = None, labels: Sequence[str] = ()) -> PartySamples:  # fmt: skip
+def read_samples(reference: str, target: str | None = None, test: str | None = None, ids: str | None = None,
+                 labels: Sequence[str] = (), weights: str | None = None) -> PartySamples:  # fmt: skip
     """Read a party's samples from a CSV, Parquet or NPZ file, or from a function such as `"my_data:load"`.
 
     The function returns (x, y) or, with a test set, ((x, y), (x, y)). With ids it returns (x, y, ids), where y is None
     without labels. `test` is a file of test samples. `labels` lists the classes of a file's target that is a text.
     `ids` names the column (in an NPZ file, the array) with the ids;
-    then the party has labels only if `target` names their column (in an NPZ file, if there is an array y).
+    then the party has labels only if `target` names their column (in an NPZ file, if there is an array y). `weights`
+    names the column (in an NPZ file, the array) with the weight of each sample in the training loss; a function returns
+    them as (x, y, None, weights).
     """
-    if ids is None and is_table_file(Path(reference)) and (test is None or is_table_file(Path(test))):
+    if ids is not None and weights is not None:
+        raise ConfigError("--weights: jobs over columns (--ids) do not use weights of samples; leave one of them out")
+    tables = is_table_file(Path(reference)) and (test is None or is_table_file(Path(test)))
+    if tables and ids is None and weights is None:
         return _read_tables(reference, target, test, labels)
     if labels:
-        raise ConfigError("--labels lists the classes of a table's target (CSV or Parquet without --ids); leave it out")
+        raise ConfigError(
+            "--labels lists the classes of a table's target (CSV or Parquet, without --ids and --weights); leave it out"
+        )
     if test is not None:
-        train, own_test, header, *_ = read_samples(reference, target, None, ids)
+        train, own_test, header, *_ = read_samples(reference, target, None, ids, (), weights)
         if own_test is not None:
             raise ConfigError(f"--test: {reference!r} already returns test samples; leave --test out")
-        held, names = _read_file(test, target, ids)
+        held, names = _read_file(test, target, ids, weights)
+        if weights is not None:
+            held = held[:2]
         x = aligned(held[0], names, header, f"--test: {test}: ")
         held = held._replace(x=x) if isinstance(held, TableRows) else (x, held[1])
         if held[0].shape[1:] != train[0].shape[1:]:
@@ -76,9 +86,11 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
             )
         return _checked(PartySamples(train, held, header), f"--test: {test}")
     if Path(reference).suffix in (".csv", ".npz", ".gz", *PARQUET) or ":" not in reference:
-        rows, header = _read_file(reference, target, ids)
+        rows, header = _read_file(reference, target, ids, weights)
+        if weights is not None and TableRows(*rows).weights is None:
+            raise DataError(f"--weights: {reference} has no column or array {weights!r}")
         return PartySamples(rows, None, header)
-    for option, value in (("--target", target), ("--ids", ids)):
+    for option, value in (("--target", target), ("--ids", ids), ("--weights", weights)):
         if value is not None:
             raise ConfigError(f"{option} names a column of a CSV file; leave it out where --data is a function")
     function = load_function(reference, "--data", os.getcwd())
@@ -91,9 +103,9 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
     frames = _frames(returned, reference)
     if frames is not None:
         return frames
-    if not isinstance(returned, (tuple, list)) or len(returned) not in (2, 3):
+    if not isinstance(returned, (tuple, list)) or len(returned) not in (2, 3, 4):
         raise DataError(f"--data: {reference!r} must return (x, y), (x, y, ids), or two of them: training and test")
-    nested = isinstance(returned[0], tuple) and len(returned[0]) in (2, 3) and _dimensions(returned[0][0]) >= 2
+    nested = isinstance(returned[0], tuple) and len(returned[0]) in (2, 3, 4) and _dimensions(returned[0][0]) >= 2
     if len(returned) == 2 and nested:
         both = PartySamples(_rows(returned[0], reference), _rows(returned[1], reference))
         return _checked(both, f"--data: the test samples of {reference!r}")
@@ -163,17 +175,26 @@ def _checked(samples: PartySamples, where: str) -> PartySamples:
     return samples
 
 
-def _read_file(path: str, target: str | None, ids: str | None) -> tuple[Samples | TableRows, Header]:
+def _read_file(path: str, target: str | None, ids: str | None,
+               weights: str | None = None) -> tuple[Samples | TableRows, Header]:  # fmt: skip
     if ids is not None:
         return read_column_file(path, ids, target)
     x, y, header = read_party_file(path, target)
-    return (x, y), header
+    if weights is None:
+        return (x, y), header
+    x, header, own = split_column(x, header, weights, Path(path))
+    return TableRows(x, y, None, None if own is None else sample_weights(own, len(x), f"{path}: {weights}")), header
 
 
 def _rows(returned: Any, reference: str) -> Samples | TableRows:
-    """The samples that a function returned: (x, y), or (x, y, ids)."""
+    """The samples that a function returned: (x, y), (x, y, ids), or (x, y, None, weights)."""
     if len(returned) == 2:
         return _pair(returned, reference)
+    if len(returned) == 4:
+        x, y = _pair(returned[:2], reference)
+        if returned[2] is not None:
+            raise DataError(f"--data: {reference!r} returned ids and weights; jobs over columns do not use weights")
+        return TableRows(x, y, None, sample_weights(returned[3], len(x), f"--data: {reference!r} weights"))
     x, y, ids = returned
     features = _pair((x, np.zeros(len(x)) if y is None else y), reference)
     return TableRows(features[0], None if y is None else features[1], ids_of(ids, len(x), f"--data: {reference!r} ids"))
@@ -242,8 +263,11 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
 
     def prepare(number: int, task: dict[str, Any], device: str) -> Party:
         train, test, header, tables, kinds = PartySamples(*samples)
+        weights = TableRows(*train).weights
+        if weights is not None and task and ("shapes" in task or task.get("weighs") is False):
+            raise PartyError("its samples have weights (hansa join --weights), which this job's method does not use")
         if not task:  # there is no task yet: this party can only describe its data
-            return Party(number, Objective(None, "mse", 0), SampleGateway(train, test, header, kinds), 0)
+            return Party(number, Objective(None, "mse", 0), SampleGateway(train, test, header, kinds=kinds), 0)
         if "shapes" in task:
             return _column_party(number, task, device, train, test)
         objective = task_objective(task, device, parameters)  # first: a party with another base reads no sample
@@ -257,7 +281,9 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         train = (aligned(train[0], header, task_header, ""), train[1])
         test = (aligned(test[0], header, task_header, ""), test[1]) if test is not None else None
         if task["party_test"] > 0 and test is None:
-            train, test = hold_out_one(train, task["party_test"], task["seed"], number)
+            rows = train if weights is None else (*train, weights)
+            kept, held_out = hold_out_one(rows, task["party_test"], task["seed"], number)
+            train, test, weights = kept[:2], held_out[:2], None if weights is None else kept[2]
         shape = tuple(task["shape"])
         if tuple(train[0].shape[1:]) != shape:
             raise DataError(f"its samples have the shape {tuple(train[0].shape[1:])}, those of the job {shape}")
@@ -276,7 +302,11 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         if "public" in task:
             public = known.publish(*public_of(task["public"]), objective, task["prepared"])
         names = task_header if len(task_header) > 1 else header
-        return Party(number, objective, SampleGateway(held, own, names), task["seed"], public=public)
+        if weights is not None:
+            objective.weighting = Weighting.of(held[1])
+            weights = weights.to(objective.device)
+        return Party(number, objective, SampleGateway(TableRows(*held, None, weights), own, names), task["seed"],
+                     public=public)  # fmt: skip
 
     return prepare
 

@@ -1,0 +1,80 @@
+"""Weights of classes, agreed on by the federation: parties send their class counts, and only as a sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hansa.core.errors import PartyError
+from hansa.core.federation import Federation
+from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.registry import register
+from hansa.core.weights import BALANCED, MOST
+from hansa.data.prepare import Preparation
+
+CLASSES = 2**20  # classes that a party counts at most
+
+
+@register("class-counts")
+@dataclass(frozen=True)
+class ClassCounts(Op):
+    """The number of the party's samples of each class."""
+
+    classes: int = 0
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        if not 0 < self.classes <= CLASSES:
+            raise PartyError(f"class-counts asks for {self.classes} classes; it counts 1 to {CLASSES}")
+        y = party.samples("statistics")[1]
+        if y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= self.classes:
+            raise PartyError("its targets are not one class number per sample, within the job's classes")
+        return Reply({"counts": torch.bincount(y.cpu(), minlength=self.classes)}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"counts": ((self.classes,), torch.int64)}
+
+
+@register("weigh-classes")
+@dataclass(frozen=True)
+class WeighClasses(DataOp):
+    """Multiply the weight of each training sample by the weight of its class."""
+
+    def transform(self, x: Tensor, payload: Payload) -> Tensor:
+        return x
+
+    def weigh(self, y: Tensor, payload: Payload) -> Tensor | None:
+        weights = sent(payload, "weights", (None,)).double().to(y.device)
+        if not bool(((weights > 0) & (weights <= MOST)).all()):
+            raise PartyError(f"the weights of classes must be above 0 and at most {MOST:g}")
+        if y.dim() != 1 or y.is_floating_point() or (len(y) and int(y.max()) >= len(weights)):
+            raise PartyError("class weights need one class number per sample, and a weight for each class")
+        return weights[y]
+
+
+@dataclass(frozen=True)
+class ClassWeighting(Preparation):
+    """Class weights: a table, or balanced ones, N / (classes * count) as scikit-learn has them, from one sum.
+
+    King and Zeng 2001. A class that no party has keeps the weight 1, and does not count among the classes.
+    """
+
+    name = "class_weight"
+    classes: int
+    weights: Any  # "balanced", or weights by class
+
+    async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
+        weights = torch.ones(self.classes, dtype=torch.float64)
+        if self.weights == BALANCED:
+            got = await fed.reduce(ClassCounts(self.classes), {})
+            counts = got.sums["counts"].double().cpu().clamp(min=0)
+            held = counts > 0
+            weights[held] = counts.sum() / (held.sum() * counts[held])
+        else:
+            table: Mapping[int, float] = self.weights
+            for number, weight in table.items():
+                weights[number] = weight
+        return WeighClasses(), {"weights": weights.clamp(max=MOST)}
