@@ -153,6 +153,7 @@ _EXPORTS = {
     "HansaError": "hansa.core.errors",
     "ConfigError": "hansa.core.errors",
     "DataError": "hansa.core.errors",
+    "Callback": "hansa.run",
     "Result": "hansa.run",
     "StoredRun": "hansa.run",
     "draw_partition": "hansa.report.plots",

@@ -212,7 +212,7 @@ def test_test_samples_that_no_method_would_read_are_refused() -> None:
         hansa.simulate(Columnar(), task(**TESTS))
     done = hansa.simulate(Evaluated(), task(**TESTS), rounds=2, target=0.2, metric="accuracy")
     assert len(done.history) == 1 and not [name for name in done.history[0] if name.startswith("party_")]
-    with pytest.raises(ConfigError, match="target and patience need a test set"):
+    with pytest.raises(ConfigError, match="target, patience and keep need a test set"):
         hansa.simulate(Columnar(), task(), target=0.9)
 
 

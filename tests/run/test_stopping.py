@@ -121,7 +121,7 @@ def test_evaluating_changes_nothing() -> None:
 
 def test_stopping_on_something_that_is_not_measured_is_refused() -> None:
     x, y = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)
-    with pytest.raises(hansa.ConfigError, match="target and patience need a test set"):
+    with pytest.raises(hansa.ConfigError, match="target, patience and keep need a test set"):
         hansa.simulate(hansa.FedAvg(), hansa.Task(Scalar, "mse", [(x, y)]), target=0.1)
     with pytest.raises(hansa.ConfigError, match="the run stops on 'accuracy'"):
         descent(metric="accuracy")

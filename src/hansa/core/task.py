@@ -335,6 +335,9 @@ class Holdings(Known):
             raise DataError(f"party_tests: {len(self.tests)} test sets for {len(self.train)} parties")
         if self.tests is not None:
             self.tested = np.flatnonzero(np.diff(self.tests.offsets)).tolist()
+        if task.weights is not None:
+            self.train.weigh(task.weights, "weights")
+            objective.weighting = Weighting.of(self.train.y)
         self.pooled = task.pooled
         if task.pooled:
             self.train.offsets[1:] = self.train.offsets[-1]
@@ -353,9 +356,6 @@ class Holdings(Known):
             check_numbering({self.name(k): Labels.of(piece) for k, piece in enumerate(pieces) if len(piece)})
         self.hold(task, objective)
         check_outputs(objective, self.train.x[:1], classes)
-        if task.weights is not None:
-            self.train.weigh(task.weights, "weights")
-            objective.weighting = Weighting.of(self.train.y)
 
     def gateway(self, party: int) -> SampleGateway:
         """The gateway to the samples of a simulated party."""

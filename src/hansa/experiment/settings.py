@@ -37,19 +37,20 @@ class Run:
     asked; no sum has fewer than `min_cohort` parties. A running mean or standard deviation v of the model (BatchNorm)
     may change by at most `max_stats` times 1 + |v|. `over_select` is the share of parties asked beyond the cohort; the
     round uses the first replies. A run stops after `rounds`, when `metric` reaches `target`, when it has not improved
-    in `patience` evaluations, or when the byte or time budget is spent. `precision` is the precision of matrix products
-    (parameters keep the model's own type); `compile` says whether the steps of stacked parties on a GPU are compiled,
-    which takes seconds and pays in long runs. Updates that a fusion needs one by one are stored on disk if they take
-    more than `reply_memory` bytes. `devices` describes the parties' machines and networks in simulated time; an ask
-    that trains may take `deadline` simulated seconds. A party that cannot finish in time counts with the steps that it
-    has done (`late = "partial"`) or is missing (`"drop"`). `compress` is the transform by which parties pack their
-    updates, `compress_down` that by which the aggregator packs the models that it sends; by default none. `sums` says
-    how replies are summed: "ordered" as float64 numbers in the order of the parties, "exact" as whole numbers, so that
-    every grouping of the parties gives the same bits. `finetune` lets every party train the final model further, on its
-    own samples alone, after the last round. `metrics` are measured in each evaluation, beside the loss and the
-    accuracy: names, tables, or functions of your own; by default AUC, or errors of numbers. One that `metric` names is
-    measured too. `baselines` train the same model in a simulation for comparison, after the last round: "local-only"
-    by each party alone, "centralised" on all samples in one place.
+    in `patience` evaluations, or when the byte or time budget is spent. An improvement is one of more than `min_delta`.
+    With `keep` = "best" the model of the best evaluation is the result, not the last one. `precision` is the precision
+    of matrix products (parameters keep the model's own type); `compile` says whether the steps of stacked parties on a
+    GPU are compiled, which takes seconds and pays in long runs. Updates that a fusion needs one by one are stored on
+    disk if they take more than `reply_memory` bytes. `devices` describes the parties' machines and networks in
+    simulated time; an ask that trains may take `deadline` simulated seconds. A party that cannot finish in time counts
+    with the steps that it has done (`late = "partial"`) or is missing (`"drop"`). `compress` is the transform by which
+    parties pack their updates, `compress_down` that by which the aggregator packs the models that it sends; by default
+    none. `sums` says how replies are summed: "ordered" as float64 numbers in the order of the parties, "exact" as whole
+    numbers, so that every grouping of the parties gives the same bits. `finetune` lets every party train the final
+    model further, on its own samples alone, after the last round. `metrics` are measured in each evaluation, beside the
+    loss and the accuracy: names, tables, or functions of your own; by default AUC, or errors of numbers. One that
+    `metric` names is measured too. `baselines` train the same model in a simulation for comparison, after the last
+    round: "local-only" by each party alone, "centralised" on all samples in one place.
     """
 
     rounds: int = 10
@@ -69,6 +70,8 @@ class Run:
     target: float | None = None
     metric: str | None = None
     patience: int | None = None
+    min_delta: float = 0.0
+    keep: Literal["last", "best"] = "last"
     byte_budget: int | None = None
     time_budget: float | None = None
     quorum: int | float = 1
@@ -126,6 +129,10 @@ class Run:
         object.__setattr__(self, "own", {str(party): dict(table) for party, table in self.own.items()})
         self.rules()
         object.__setattr__(self, "metrics", measured(self.metrics, self.metric))
+        if self.min_delta < 0:
+            raise ConfigError(f"min_delta must not be negative, got {self.min_delta}")
+        if self.min_delta and self.patience is None and self.keep == "last":
+            raise ConfigError("min_delta applies to patience and keep; set one of them, or leave it out")
 
     def size(self, parties: int) -> int:
         """How many parties a round selects: max(floor(C * K), 1), or `cohort_size`."""

@@ -41,6 +41,9 @@ class Progress:
     best: float | None = None  # value of the metric that stopping rules look at
     stale: int = 0  # evaluations since the best one
     stopped: str | None = None  # why the run stopped
+    called: str | None = None  # why a callback stopped the run
+    kept: dict[str, Any] = field(default_factory=dict)  # the best state so far, with `run.keep = "best"`
+    kept_round: int | None = None  # its round
     pace: dict[str, Any] = field(default_factory=dict)  # memory of the pace
     selection: SelectorState = field(default_factory=dict)  # state of the selector
     privacy: dict[str, Any] = field(default_factory=dict)  # memory of central differential privacy: spending, clip

@@ -72,11 +72,18 @@ class Evaluation:
                 f"{self.algorithm.name} does not evaluate its model (Algorithm.evaluate), so test samples of parties "
                 "with different columns would not be used; leave them out (party_tests, task.party_test)"
             )
-        stops = run.target is not None or run.patience is not None
+        stops = run.target is not None or run.patience is not None or run.keep == "best"
+        if run.keep == "best" and self.personal:
+            raise ConfigError(
+                f"run.keep: with {self.algorithm.name} each party has a model of its own, which is not kept by round; "
+                "leave it out"
+            )
         central = self.test is not None and not self.personal
         if stops and not central and not self._joint and (holdings.tests is None or not run.eval_parties):
             hint = f"; {self.algorithm.name} has no single model to test" if self.personal else ""
-            raise ConfigError(f"target and patience need a test set: give the task one, or each party its own{hint}")
+            raise ConfigError(
+                f"target, patience and keep need a test set: give the task one, or each party its own{hint}"
+            )
         if run.metrics:
             self._check_measured(central)
             predicts = lookup("predictor", self.algorithm.predictor(state)[0]).gives  # type: ignore[attr-defined]

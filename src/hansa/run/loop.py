@@ -64,6 +64,7 @@ class Training:
     attackers: frozenset[int] | None = None  # the attackers of a simulation
     probe: tuple[torch.Tensor, torch.Tensor] | None = None  # test samples, with the classes that attackers want
     prepared: PreparedTable | None = None  # what was learned of a table before the task could be made
+    called: Callable[[dict[str, Any]], str | None] | None = None  # callbacks after a round; a text stops the run
 
     def __post_init__(self) -> None:
         self.problem = self._problem()
@@ -174,13 +175,23 @@ class Training:
         while progress.stopped is None:
             line = yield from self._round()
             progress.seconds = time.monotonic() - began
-            if progress.round % self.run.eval_every == 0 or stops(progress, line, self.state) is not None:
+            due = progress.round % self.run.eval_every == 0 or stops(progress, line, self.state) is not None
+            if due:
                 yield from self._evaluate(line)
                 progress.seconds = time.monotonic() - began
-            line["seconds"] = round(progress.seconds, 6)
             progress.stopped = stops(progress, line, self.state)
+            progress.called = None if self.called is None else self.called(line)
+            if progress.called is not None and progress.stopped is None:
+                progress.stopped = progress.called
+                if not due:
+                    yield from self._evaluate(line)
+                progress.seconds = time.monotonic() - began
+            line["seconds"] = round(progress.seconds, 6)
             self._store(line)
-        self.published = yield from self.evaluation.publish(progress.round, self.state, self.published)
+        if progress.kept:
+            self.published = State.of_tree(progress.kept)
+        else:
+            self.published = yield from self.evaluation.publish(progress.round, self.state, self.published)
         yield from self._finish()
         return self.published
 
@@ -288,7 +299,7 @@ class Training:
         self.published = yield from self.evaluation.publish(number, self.state, self.published)
         metrics = yield from self.evaluation.metrics(number, self.published)
         line |= {name: value for name, value in metrics.items() if name not in line}
-        self.stopping.compare(self.progress, line)
+        self.stopping.compare(self.progress, line, self.published)
 
     def _store(self, line: dict[str, Any]) -> None:
         """Store the metrics line, write a checkpoint if one is due, and call `on_round`."""
@@ -318,4 +329,5 @@ class Training:
             self.state, self.progress = restored
             self.history[:] = self.records.history()
             # The run may have been given more rounds than it had.
-            self.progress.stopped = self.stopping.reason(self.progress, self.history[-1], self.state)
+            stopped = self.stopping.reason(self.progress, self.history[-1], self.state)
+            self.progress.stopped = stopped or self.progress.called

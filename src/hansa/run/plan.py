@@ -21,8 +21,8 @@ from hansa.sim.engine import ReferenceEngine
 
 NUMERICS = 3  # version of the random streams and of the order of samples; another version gives other bits
 # Settings that a resumed run may change: when it stops, and how often it saves.
-CHANGEABLE = ("rounds", "target", "metric", "patience", "byte_budget", "time_budget", "checkpoint_seconds",
-              "baselines")  # fmt: skip
+CHANGEABLE = ("rounds", "target", "metric", "patience", "min_delta", "byte_budget", "time_budget",
+              "checkpoint_seconds", "baselines")  # fmt: skip
 
 
 def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from hansa.core.other_model import OtherModel
 from hansa.core.predictor import Predictor
 from hansa.core.registry import build, to_config
 from hansa.data.apply_table import TablePlan
-from hansa.report.display import Displayed, totals
+from hansa.report.display import LATEST, Displayed, totals
 from hansa.run.loop import Training
 
 log = logging.getLogger("hansa")
@@ -115,7 +115,7 @@ class Result(Displayed):
     def summary(self) -> dict[str, Any]:
         """The summary of the run: rounds, metrics of the last evaluation, bytes, seconds, simulated seconds."""
         progress = self.training.progress
-        return totals(self.history) | {
+        return totals(self.history) | self._kept() | {
             "rounds": progress.round, "bytes_up": progress.bytes_up, "bytes_down": progress.bytes_down,
             "seconds": round(progress.seconds, 3), "stopped": progress.stopped,
             "run_dir": None if self.run_dir is None else str(self.run_dir),
@@ -123,6 +123,16 @@ class Result(Displayed):
             **({} if not self.baselines else {"baselines": self.baselines}),
             **({} if not self.training.evaluation.combined else {"combined": self.training.evaluation.combined}),
         }  # fmt: skip
+
+    def _kept(self) -> dict[str, Any]:
+        """With `run.keep = "best"`: the round of the kept model, and the metrics of that round's evaluation."""
+        kept = self.training.progress.kept_round
+        if kept is None:
+            return {}
+        names = {"seconds", "simulated_seconds", *LATEST}
+        metrics = {name: value for name, value in self.history[kept - 1].items()
+                   if isinstance(value, float) and name not in names}  # fmt: skip
+        return {**metrics, "kept_round": kept}
 
     def saved_model(self) -> dict[str, Any]:
         """The predictor's name and payload (parameters by name where it is the task's model), the model's frozen

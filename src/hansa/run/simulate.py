@@ -30,6 +30,7 @@ from hansa.privacy import Privacy, spent
 from hansa.privacy import privacy as privacy_of
 from hansa.report.diagnosis import rejected_rounds, without_effect
 from hansa.report.progress import Watch
+from hansa.run.callbacks import Callback, checked, reason_to_stop
 from hansa.run.loop import Training
 from hansa.run.plan import describe, fingerprint
 from hansa.run.recorder import Recorder, find_trackers, sample_counts
@@ -47,7 +48,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
              force: bool = False, on_round: Watch | None = None, protocol: SumProtocol | None = None,
              absent: Callable[[int, int], bool] | None = None, adversary: Any = None, privacy: Any = None,
              track: Any = None, experiment: dict[str, Any] | None = None, alone: bool = False,
-             progress: bool | None = None, **settings: Any) -> Result:  # fmt: skip
+             progress: bool | None = None, callbacks: Any = (), **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task; all parties are simulated on this machine.
 
     `settings` are the fields of `hansa.run.Run` (rounds, cohort, seed, engine, device, ...). With `run_dir` the run
@@ -59,10 +60,11 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     group of parties each (parts, names or tables). `privacy` says how updates are protected (a `hansa.Privacy`, or a
     table as in an experiment's [privacy]).
     `track` names one tracker or a list of them ("mlflow", "mlflow:URI", parts, tables); a resumed run keeps its
-    trackers if `track` is left out. `alone` keeps the run in one process, for several runs side by side.
+    trackers if `track` is left out. `callbacks` are `hansa.Callback` objects, or functions of (line, result): they are
+    called after each round, and may stop the run. `alone` keeps the run in one process, for several runs side by side.
     """
     run, protection = _check_arguments(algorithm, task, run_dir, resume, force, protocol, privacy, adversary, settings)
-    trackers = find_trackers(track, run_dir if resume else None)
+    trackers, called = find_trackers(track, run_dir if resume else None), checked(callbacks)
     with deterministic(run.device), matrix_products(run.precision):
         task, prepared = prepare_table(algorithm, task, run, protection, protocol)
         objective = Objective(task.model, task.loss, run.seed, run.device, run.precision == "bf16")
@@ -87,22 +89,34 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
             code = code_of((algorithm, run, groups, task.prepare, task.model),
                            (task.model, task.loss, *(task.models or {}).values()))  # fmt: skip
             record |= {"data": data, "code": code}
+        if called:
+            so_far = Result(training, training.state, record, recorder.path)
+
+            def after(line: dict[str, Any]) -> str | None:
+                so_far.state = training.state
+                return reason_to_stop(called, line, so_far)
+
+            training.called = after
         with recorder.recording(record, counts, resume, force), closing(engine):
-            return _train(training, runtime, recorder, record)
+            return _train(training, runtime, recorder, record, called)
 
 
-def _train(training: Training, runtime: Simulation, recorder: Recorder, record: dict[str, Any]) -> Result:
+def _train(training: Training, runtime: Simulation, recorder: Recorder, record: dict[str, Any],
+           callbacks: list[Callback]) -> Result:  # fmt: skip
     """Run all rounds and record the result."""
     try:
         with threads(1):
             state = complete(training.steps(), runtime.answer)
     finally:
-        training.on_round = None  # it may refer to the result, which would stay in memory until a garbage collection
+        # They may refer to the result, which would stay in memory until a garbage collection.
+        training.on_round = training.called = None
     result = Result(training, state, record, recorder.path)
     result.baselines = {name: _baseline(name, training) for name in training.run.baselines}
     problem = without_effect(result.history) or rejected_rounds(result.history)
     if problem is not None:
         log.warning(problem)
+    for callback in callbacks:
+        callback.end(result)
     recorder.finish(result)
     return result
 

@@ -43,14 +43,16 @@ class StoppingRules:
             return "all rounds done"
         return None if self.guard is None else self.guard.spent(progress.privacy)
 
-    def compare(self, progress: Progress, line: dict[str, Any]) -> None:
-        """Compare the metrics of an evaluation with the best ones so far."""
+    def compare(self, progress: Progress, line: dict[str, Any], state: State) -> None:
+        """Compare the metrics of an evaluation with the best ones so far, and keep the best state if the run does."""
         if self.metric not in line:
             self._check_measured(line)
             return
-        value = line[self.metric]
-        if value is not None and (progress.best is None or self._better(value, progress.best)):
+        value, margin = line[self.metric], self.run.min_delta if self._rises else -self.run.min_delta
+        if value is not None and (progress.best is None or self._better(value, progress.best + margin)):
             progress.best, progress.stale = value, 0
+            if self.run.keep == "best":
+                progress.kept, progress.kept_round = state.tree(), progress.round
         else:
             progress.stale += 1
 
@@ -59,7 +61,7 @@ class StoppingRules:
         run = self.run
         if "unmeasured" in line:  # this evaluation failed; the next one may not
             return
-        if run.target is not None or run.patience is not None or run.metric is not None:
+        if run.target is not None or run.patience is not None or run.metric is not None or run.keep == "best":
             measured = [name for name, value in line.items() if isinstance(value, float)]
             raise ConfigError(
                 f"the run stops on {self.metric!r}, which is not measured here; give the task a test set, or "

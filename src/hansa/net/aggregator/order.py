@@ -52,6 +52,7 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
     guard = experiment.privacy.guard(experiment.algorithm, run, problem)
     if guard is not None:
         guard.begin()
-    if (run.target is not None or run.patience is not None) and not run.eval_parties and order.central is None:
-        raise ConfigError("target and patience need a test set: give the task one, or let the parties evaluate")
+    measured = run.target is not None or run.patience is not None or run.keep == "best"
+    if measured and not run.eval_parties and order.central is None:
+        raise ConfigError("target, patience and keep need a test set: give the task one, or let the parties evaluate")
     return experiment
