@@ -102,7 +102,7 @@ def filled(part: Part) -> Any:
 NEEDED: dict[str, dict[str, Any]] = {
     "cosine": {"rounds": 5}, "exponential": {"decay": 0.9}, "step": {"at": [3]}, "adacomm": {"tau0": 4},
     "random": {"least": 1, "most": 3}, "constant": {"value": 1.0}, "trace": {"file": "times.csv"},
-    "central": {"sigma": 1.0}, "dp-sgd": {"sigma": 1.0},
+    "central": {"sigma": 1.0}, "dp-sgd": {"sigma": 1.0}, "csv-file": {"file": "a.csv", "target": "y"},
 }  # fmt: skip
 PLACES: dict[str, Callable[[Any], Any]] = {
     "algorithm": lambda table: BASE | {"algorithm": table},

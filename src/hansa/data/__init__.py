@@ -6,6 +6,7 @@ from hansa.data.class_weights import ClassCounts, WeighClasses
 from hansa.data.column_options import ColumnOptions
 from hansa.data.column_split import ColumnParts, Columns
 from hansa.data.column_transformer import ColumnTransformer
+from hansa.data.csv_file import CsvFile
 from hansa.data.dataset import Data, Dataset
 from hansa.data.describe import Describe
 from hansa.data.heart import HEART_FEATURES, Heart
@@ -31,6 +32,7 @@ __all__ = [
     "ColumnParts",
     "ColumnTransformer",
     "Columns",
+    "CsvFile",
     "Data",
     "Dataset",
     "Describe",

@@ -49,6 +49,10 @@ class Dataset(Part):
 
     kind: ClassVar[str] = "dataset"
 
+    def beside(self, folder: str) -> Dataset:
+        """The data set with its files relative to this folder, which is that of the experiment."""
+        return self
+
     def load(self, data_dir: str | None = None) -> Data:
         """Read the data set; its files lie in its own folder of `data_dir`, by default $HANSA_DATA."""
         raise TypeError(f"the {self.kind} {self.name!r} does not define load()")

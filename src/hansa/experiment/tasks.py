@@ -21,7 +21,7 @@ from hansa.core.registry import Part, from_config, own_function
 from hansa.core.table_layout import TableLayout
 from hansa.core.task import Pair, Task, tensor_of
 from hansa.data.column_transformer import ColumnTransformer
-from hansa.data.dataset import Data
+from hansa.data.dataset import Data, Dataset
 from hansa.data.partition import Iid, Natural
 from hansa.data.party_files import Header, aligned, read_party_file, split_column
 from hansa.data.table import Table
@@ -228,8 +228,8 @@ def load_data(experiment: Experiment) -> Data:
             )
         return data
     with searching(experiment.folder):
-        loaded: Data = from_config("dataset", table.dataset, where="task.dataset").load(table.data_dir)
-    return loaded
+        dataset: Dataset = from_config("dataset", table.dataset, where="task.dataset")
+    return dataset.beside(experiment.folder).load(table.data_dir)
 
 
 def set_aside(data: Data, count: int, seed: int, purpose: str) -> tuple[Data, Pair]:

@@ -113,7 +113,7 @@ def files_of(experiment: Experiment) -> dict[str, str | None]:
     beside = [*task.parties, *(name for name in files if isinstance(name, str))]
     digests = {name: digest(place / name) for name in beside}
     named = {part.file for part in parts_of(experiment) if isinstance(getattr(part, "file", None), str)}  # type: ignore[attr-defined]
-    digests |= {name: digest(name) for name in named}
+    digests |= {name: digest(place / name) or digest(name) for name in named}
     root = task.data_dir or os.environ.get("HANSA_DATA")
     if root and task.dataset is not None and reference_of(task.dataset) is None:
         name = task.dataset if isinstance(task.dataset, str) else str(task.dataset.get("name"))

@@ -9,6 +9,7 @@ import tomllib
 from hansa.core import codec
 from hansa.core.errors import ConfigError
 from hansa.core.functions import only, reference_of
+from hansa.core.registry import from_config
 from hansa.experiment.config import parse
 from hansa.experiment.deployed import own_samples, replaced
 from hansa.net.aggregator.blobs import Gap
@@ -61,6 +62,10 @@ class AdminControl:
             )
         if reference_of(table.dataset) is not None:
             raise ConfigError("task.dataset may not name a function here; use `hansa submit` on its machine")
+        if hasattr(
+            from_config("dataset", table.dataset, "task.dataset") if table.dataset is not None else None, "file"
+        ):
+            raise ConfigError("task.dataset may not name a file here; use `hansa submit` on its machine")
         if table.data_dir is not None:
             raise ConfigError("task.data_dir may not name a folder here; leave it out, or use `hansa submit`")
         read.check_networked()

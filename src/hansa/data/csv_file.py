@@ -1,0 +1,87 @@
+"""One CSV file as a data set, to be divided among simulated parties."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from hansa.core.errors import ConfigError, DataError
+from hansa.core.registry import register
+from hansa.data.dataset import Data, Dataset, stratified_split
+from hansa.data.party_files import check_header, column_of, csv_lines, features_of, numbers
+
+SPLIT_SEED = 0
+
+
+@register("csv-file")
+@dataclass(frozen=True)
+class CsvFile(Dataset):
+    """A CSV file with a header: numbers as features, and a target of classes (any texts) or numbers.
+
+    `file` is relative to the folder of the experiment. `predicts` says what the target is. `drop` lists columns that
+    are no features. Classes are numbered in the order of their names. An empty cell or `?` is a missing feature. A
+    fixed share `test` of the rows (of each class the same share) is the central test set.
+    """
+
+    file: str
+    target: str
+    predicts: Literal["classes", "numbers"] = "classes"
+    drop: tuple[str, ...] = ()
+    test: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.test < 1:
+            raise ConfigError(f"test must lie in 0..1 (1 excluded), got {self.test}")
+        if self.target in self.drop:
+            raise ConfigError(f"the target {self.target!r} is in drop; leave it out there")
+
+    def beside(self, folder: str) -> CsvFile:
+        return dataclasses.replace(self, file=str(Path(folder) / self.file))
+
+    def load(self, data_dir: str | None = None) -> Data:
+        path = Path(self.file)
+        if not path.is_file():
+            raise DataError(f"there is no file {path}; check task.dataset.file")
+        lines = csv_lines(path)
+        header = next(lines)[1]
+        check_header(header, path, "at least one feature and the target")
+        at = column_of(self.target, header, path)
+        left_out = {at, *(column_of(name, header, path) for name in self.drop)}
+        kept = [place for place in range(len(header)) if place not in left_out]
+        if not kept:
+            raise DataError(f"{path}: no column is left as a feature; shorten drop")
+        rows = [(where, cells) for where, cells in lines]
+        cut = [(where, [cells[place] for place in kept]) for where, cells in rows]
+        x = features_of(numbers(path, cut, [header[place] for place in kept], None))
+        named = [(where, cells[at].strip()) for where, cells in rows]
+        missing = next((where for where, cell in named if cell in ("", "?")), None)
+        if missing is not None:
+            raise DataError(f"{missing}: the target {self.target!r} is missing; leave the row out")
+        if self.predicts == "numbers":
+            y = numbers(path, [(where, [cell]) for where, cell in named], [self.target], 0)[:, 0].astype(np.float32)
+            labels, classes = np.zeros(len(y), dtype=np.int64), None
+        else:
+            names = sorted({cell for _, cell in named}, key=_as_number)
+            if len(names) < 2:
+                raise DataError(f"{path}: the target {self.target!r} has one value only, {names[0]!r}")
+            places = {name: place for place, name in enumerate(names)}
+            y = labels = np.array([places[cell] for _, cell in named], dtype=np.int64)
+            classes = len(names)
+        train, held = stratified_split(labels, self.test, SPLIT_SEED)
+        targets = torch.from_numpy(y)
+        test = (x[held], targets[held]) if len(held) else None
+        return Data(x[train], targets[train], test, None, None, classes, "mse" if classes is None else "cross_entropy")
+
+
+def _as_number(name: str) -> tuple[float, str]:
+    """Numbers in their order, then other names by the alphabet."""
+    try:
+        return float(name), ""
+    except ValueError:
+        return math.inf, name
