@@ -23,7 +23,7 @@ from hansa.local import DPSGD, SGD, Mixed
 from hansa.local.cluster import ClusterTrain
 from hansa.net.party.policy import Floor, Policy
 from hansa.net.party.samples import preparer
-from hansa.net.transport.wire import Blob, Work
+from hansa.net.transport.wire import Blob, Order, Work
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 BLOB = Blob("ab" * 32, 1)
@@ -346,3 +346,11 @@ def test_own_parts_are_named_by_a_job_and_imported_only_by_parties_that_list_the
 def test_a_job_chooses_no_arguments_of_a_function(tmp_path: Path) -> None:
     found = policy(tmp_path, 'functions = ["os:getcwd"]')
     assert "may not choose arguments" in str(found.refuses_model({"name": "os:getcwd", "path": "/etc"}))
+
+
+def test_the_samples_of_an_order_name_no_function_that_the_aggregator_does_not_list(league: League) -> None:
+    joined(league)
+    central = Blob(*league.runner.blobs.put(codec.pieces({"loss": "antigravity:loss", "classes": 2})))
+    ended = league.ended(league.runner.submit(Order("job", {"task": TASK}, central, None)))
+    assert ended["status"] == "failed" and "is not among serve.functions of federation.toml" in ended["reason"]
+    assert "antigravity" not in sys.modules

@@ -22,6 +22,7 @@ from hansa.core import codec, disk
 from hansa.core.algorithm import State
 from hansa.core.crash_points import reach
 from hansa.core.errors import ConfigError, DataError, HansaError, RoundAborted
+from hansa.core.functions import only
 from hansa.core.objective import Objective
 from hansa.core.party_models import task_models
 from hansa.core.public import split_public
@@ -37,7 +38,7 @@ from hansa.net.aggregator.describing import DescribedData, describe
 from hansa.net.aggregator.job_records import JobRecords, fix_facts
 from hansa.net.aggregator.job_tracking import JobTracking
 from hansa.net.aggregator.ledger import LedgerError, Writer
-from hansa.net.aggregator.order import check_order
+from hansa.net.aggregator.order import NOT_LISTED, check_order
 from hansa.net.aggregator.runtime import NetworkRuntime, Stopped
 from hansa.net.transport.wire import Order
 from hansa.report.diagnosis import grouped, rejected_rounds
@@ -77,7 +78,7 @@ class Job:
         """Run the whole job in this thread."""
         torch.set_num_threads(1)
         try:
-            with self.ending():
+            with self.ending(), only(self.runner.functions, NOT_LISTED):  # the order names the loss as well
                 self.finish(complete(self.steps(), self.runtime.answer))
         finally:
             self._tracking.close(hurry=self.runner.closing.is_set)

@@ -75,6 +75,16 @@ class Worker:
         self.public = PublicStore(store.folder / "public", store.policy.limits.public)
         self._ready: tuple[tuple[str, str], Party, str] | None = None
 
+    def take_policy(self) -> None:
+        """Begin to use a policy that was read while the party ran. Called between two asks."""
+        policy = self._store.next_policy
+        if policy is None:
+            return
+        self._store.policy, self._store.next_policy = policy, None
+        self._policy, self._ready = policy, None  # the party is made again, under the new limits
+        self._memory.jobs, self.public.limit = policy.limits.jobs, policy.limits.public
+        self._vault.limit_to(policy.privacy.budget, policy.peers)
+
     def answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
         """Return the reply to an ask, or the reason for a refusal, and whether memory was staged."""
         try:
@@ -246,6 +256,7 @@ class Agent:
             try:
                 work = await self._poll()
                 if work is not None:
+                    self.worker.take_policy()
                     await self._process(work)
             except Refusal as error:
                 if error.status in FATAL:

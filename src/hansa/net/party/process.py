@@ -1,4 +1,4 @@
-"""The party's process: enrols, works, renews its certificate, and exits cleanly on a signal."""
+"""The party's process: enrols, works, renews its certificate, reloads its policy, and exits cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core.errors import ConfigError
+from hansa.core.op import Party
 from hansa.net.party.agent import WORK, Agent, Worker
+from hansa.net.party.reloading import PolicyReloader
 from hansa.net.party.samples import preparer, read_samples
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.client import Refusal
@@ -38,6 +41,7 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
     async def main() -> None:
         done = asyncio.Event()
         end_on_signal(done)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, PolicyReloader(store).reload)
         if token is not None and not store.enrolled_with(token):
             aggregator = url or (store.registration()["url"] if store.enrolled else None)
             if aggregator is None:
@@ -53,7 +57,11 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
         limits = store.policy.limits
         if store.policy.device == "cpu":  # a GPU's driver reserves far more than it uses
             limits.confine()
-        worker = Worker(store, preparer(samples, limits.parameters))
+
+        def prepare(number: int, task: dict[str, Any], device: str) -> Party:
+            return preparer(samples, store.policy.limits.parameters)(number, task, device)
+
+        worker = Worker(store, prepare)
         due = 0.0 if rotate else store.identity().not_after - RENEW
         while not done.is_set():
             if store.identity().not_after <= time.time():

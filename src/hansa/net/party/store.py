@@ -36,6 +36,7 @@ class PartyStore:
         except OSError as error:
             raise ConfigError(f"cannot use the folder {folder}: {error.strerror}") from None
         self.policy = Policy.read(folder / "party.toml")
+        self.next_policy: Policy | None = None  # read while the party runs; it counts from the next ask on
         for partial in folder.glob("fetch-*"):  # downloads that the last process did not complete
             shutil.rmtree(partial, ignore_errors=True)
         for path in (folder, *folder.glob("memory/*")):

@@ -111,10 +111,14 @@ class PartyVault:
 
     def __init__(self, folder: Path, accountant: Accountant, limit: Budget | None = None,
                  pins: Mapping[str, str] | None = None) -> None:  # fmt: skip
-        self._path, self._accountant, self._limit = folder / FILE, accountant, limit
-        self.peers = Peers(folder, pins or {})
+        self._path, self._accountant = folder / FILE, accountant
+        self.limit_to(limit, pins or {})
         self._lines = disk.LineLog(self._path)
         self.contents = parse_lines(self._path, self._lines.read())
+
+    def limit_to(self, limit: Budget | None, pins: Mapping[str, str]) -> None:
+        """Set the party's budget over all jobs, and the parties that it accepts."""
+        self._limit, self.peers = limit, Peers(self._path.parent, pins)
 
     def charge(self, job: str, ask: str, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
         """Record the spending for an ask before it is answered; return the job's epsilon after it.
