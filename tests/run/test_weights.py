@@ -156,6 +156,17 @@ def test_a_run_with_weights_resumes_to_the_same_bits(tmp_path: Path) -> None:
     assert torch.equal(vector(resumed), vector(whole))
 
 
+def test_a_run_is_not_resumed_with_other_weights(tmp_path: Path) -> None:
+    def stop(line: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(hansa.FedAvg(), WEIGHTS, class_weight="balanced", run_dir=tmp_path / "run", on_round=stop)
+    for weights, classes in ((None, "balanced"), (WEIGHTS, None), (WEIGHTS, [1.0, 1.0, 2.0])):
+        with pytest.raises(ConfigError, match="the data are not those this run was begun with"):
+            trained(hansa.FedAvg(), weights, class_weight=classes, run_dir=tmp_path / "run", resume=True)
+
+
 def test_test_metrics_are_not_weighted() -> None:
     task = {"parties": PAIRS, "classes": 3, "test": (X, Y)}
     plain, weighted = (

@@ -64,17 +64,17 @@ class CsvFile(Dataset):
         if missing is not None:
             raise DataError(f"{missing}: the target {self.target!r} is missing; leave the row out")
         if self.predicts == "numbers":
-            y = numbers(path, [(where, [cell]) for where, cell in named], [self.target], 0)[:, 0].astype(np.float32)
-            labels, classes = np.zeros(len(y), dtype=np.int64), None
+            real = numbers(path, [(where, [cell]) for where, cell in named], [self.target], 0)[:, 0]
+            targets = torch.from_numpy(real.astype(np.float32))
+            labels, classes = np.zeros(len(real), dtype=np.int64), None
         else:
             names = sorted({cell for _, cell in named}, key=_as_number)
             if len(names) < 2:
                 raise DataError(f"{path}: the target {self.target!r} has one value only, {names[0]!r}")
             places = {name: place for place, name in enumerate(names)}
-            y = labels = np.array([places[cell] for _, cell in named], dtype=np.int64)
-            classes = len(names)
+            labels, classes = np.array([places[cell] for _, cell in named], dtype=np.int64), len(names)
+            targets = torch.from_numpy(labels)
         train, held = stratified_split(labels, self.test, SPLIT_SEED)
-        targets = torch.from_numpy(y)
         test = (x[held], targets[held]) if len(held) else None
         return Data(x[train], targets[train], test, None, None, classes, "mse" if classes is None else "cross_entropy")
 

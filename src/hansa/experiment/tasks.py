@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hansa.core import rng
 from hansa.core.errors import ConfigError, DataError, HansaError
@@ -22,7 +22,7 @@ from hansa.core.table_layout import TableLayout
 from hansa.core.task import Pair, Task, tensor_of
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data, Dataset
-from hansa.data.partition import Iid, Natural
+from hansa.data.partition import Iid, Natural, Partition
 from hansa.data.party_files import Header, aligned, read_party_file, split_column
 from hansa.data.table import Table
 from hansa.data.table_files import read_table_samples
@@ -40,10 +40,9 @@ def make_task(experiment: Experiment, data: Data | None = None) -> Task:
     made = _from_files(experiment) if table.parties else _from_dataset(experiment, data)
     pairs, weights, party_tests = made.pairs, made.weights, None
     if table.party_test > 0:
-        rows = pairs if weights is None else [(*pair, own) for pair, own in zip(pairs, weights, strict=True)]
-        kept, held = hold_out(rows, table.party_test, seed)
-        pairs, party_tests = [pair[:2] for pair in kept], [pair[:2] for pair in held]
-        weights = None if weights is None else [own[2] for own in kept]
+        pairs, party_tests = hold_out(pairs, table.party_test, seed)
+        if weights is not None:
+            weights = [own for own, _ in hold_out([(own, own) for own in weights], table.party_test, seed)[0]]
     shape = next((tuple(x.shape[1:]) for x, _ in pairs if len(x)), ())
     outputs = outputs_of(made.loss, made.classes)
     model = make_model(table.model, table.dtype, experiment.folder, shape, outputs)
@@ -131,7 +130,8 @@ def _from_dataset(experiment: Experiment, data: Data | None) -> TaskData:
     public = public_samples(experiment)
     if isinstance(table.public, int):
         data, public = set_aside(data, table.public, experiment.run.seed, "public")
-    pairs, names, weights = divide(data, experiment)
+    pairs, names = divide(data, experiment)
+    weights = None if data.weights is None else _divided(data, torch.as_tensor(data.weights), experiment)
     columns = () if data.table is None else tuple(name for name, _ in data.table.columns)
     return TaskData(pairs, names, data.test, trusted, table.loss or data.loss, data.classes, public, columns,
                     data.table, weights)  # fmt: skip
@@ -252,19 +252,26 @@ def set_aside(data: Data, count: int, seed: int, purpose: str) -> tuple[Data, Pa
     return rest_of, (data.x[at], data.y[at])
 
 
-def divide(data: Data, experiment: Experiment) -> tuple[list[Pair], list[str] | None, list[Any] | None]:
-    """Each party's samples, by the partition or by the data set's own parties; the parties' names and weights."""
-    partition = experiment.partition or (Natural() if data.parties is not None else Iid())
+def _divided(data: Data, values: Tensor, experiment: Experiment) -> list[Tensor]:
+    """Numbers of the samples, one per row, divided as the samples are."""
+    return [values[rows] for rows in _partition(data, experiment).split(data, experiment.run.seed)]
+
+
+def _partition(data: Data, experiment: Experiment) -> Partition:
+    return experiment.partition or (Natural() if data.parties is not None else Iid())
+
+
+def divide(data: Data, experiment: Experiment) -> tuple[list[Pair], list[str] | None]:
+    """Each party's samples, by the partition or by the data set's own parties, and the parties' names."""
+    partition, seed = _partition(data, experiment), experiment.run.seed
     if data.table is not None and partition.changes:
         raise ConfigError(
             f"partition: {partition.name!r} changes numbers, and the samples are rows of a table with texts"
         )
-    seed = experiment.run.seed
     rows = partition.split(data, seed)
     pairs = [(partition.features(data.x[r], k, seed), data.y[r]) for k, r in enumerate(rows)]
     natural = isinstance(partition, Natural) and data.party_names is not None
-    weights = None if data.weights is None else [torch.as_tensor(data.weights)[r] for r in rows]
-    return pairs, list(data.party_names or ()) if natural else None, weights
+    return pairs, list(data.party_names or ()) if natural else None
 
 
 def hold_out(pairs: list[Pair], share: float, seed: int) -> tuple[list[Pair], list[Pair]]:
@@ -274,12 +281,12 @@ def hold_out(pairs: list[Pair], share: float, seed: int) -> tuple[list[Pair], li
 
 
 def hold_out_one(pair: Pair, share: float, seed: int, party: int) -> tuple[Pair, Pair]:
-    """Split one party's samples, and their weights where they have any, into training samples and test samples."""
-    count = len(pair[0])
-    order = rng.generator(seed, "holdout", party).permutation(count)
-    cut = round(share * count)
+    """Split one party's samples into training samples and test samples."""
+    x, y = pair
+    order = rng.generator(seed, "holdout", party).permutation(len(x))
+    cut = round(share * len(x))
     train, test = torch.from_numpy(np.sort(order[cut:])), torch.from_numpy(np.sort(order[:cut]))
-    return tuple(values[train] for values in pair), tuple(values[test] for values in pair)  # type: ignore[return-value]
+    return (x[train], y[train]), (x[test], y[test])
 
 
 def make_models(table: TaskTable, folder: str, shape: tuple[int, ...],
@@ -297,10 +304,11 @@ def make_model(model: str | dict[str, Any] | None, dtype: str, folder: str, shap
     """The function that makes the model; inputs and outputs that the user leaves out come from the data."""
     if model is None:
         return None
-    factory = own_function(model, where, folder)
+    factory: Callable[[], nn.Module] | None = own_function(model, where, folder)
     if factory is None:
         fields = {"name": model} if isinstance(model, str) else dict(model)
         with searching(folder):
             part: Part = from_config("model", {"inputs": list(shape), "outputs": outputs, **fields}, where=where)
         factory = part  # type: ignore[assignment]
+    assert factory is not None
     return functools.partial(double, factory) if dtype == "float64" else factory

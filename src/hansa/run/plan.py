@@ -15,6 +15,7 @@ from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, check_name, fill, from_config, to_config
 from hansa.core.task import Holdings
+from hansa.core.weights import class_weights
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
 from hansa.sim.engine import ReferenceEngine
@@ -37,9 +38,11 @@ def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fingerprint(holdings: Holdings) -> str:
-    """A checksum of the parties' training samples, of the aggregator's trusted samples and of public samples."""
+def fingerprint(holdings: Holdings, class_weight: Any = None) -> str:
+    """A checksum of the parties' training samples and weights, of the aggregator's trusted and of public samples."""
     check = zlib.crc32(holdings.train.offsets.tobytes())
+    if class_weight is not None:
+        check = zlib.crc32(repr(class_weights(class_weight)).encode(), check)
     public = () if holdings.public is None else holdings.public.tree().values()
     for tensor in (*holdings.train.tensors(), *(holdings.trusted or ()), *public):
         flat = tensor.detach().cpu().contiguous().view(-1)

@@ -71,7 +71,9 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         holdings = task.holdings(objective)
         folder = RunFolder(run_dir) if run_dir is not None else None
         recorder = Recorder(folder, trackers, run.rounds, progress, on_round)
-        data = fingerprint(holdings) if folder is not None else None  # before an adversary poisons them
+        data = (
+            fingerprint(holdings, task.class_weight) if folder is not None else None
+        )  # before an adversary poisons them
         counts = sample_counts(task, holdings) if trackers else None
         groups, secure = adversaries(adversary), (protocol or protection.secure) is not None
         band = _poison(groups, algorithm, holdings, run, secure, recorder.path) if groups else None

@@ -13,6 +13,7 @@ import numpy as np
 import hansa
 from hansa.artifacts.saved_model import SavedModel
 from hansa.core.errors import ConfigError
+from hansa.core.functions import reference_of
 
 VERSION = hansa.__version__
 
@@ -52,8 +53,9 @@ def signature(model: SavedModel, samples: Any) -> Any:
 
 def code_of(about: dict[str, Any], beside: str) -> list[str] | None:
     """The files or packages with the functions that make the models, if they are the user's own."""
-    models = about.get("models", {"": about["model"]}).values()
-    tops = dict.fromkeys(model.partition(":")[0].partition(".")[0] for model in models if isinstance(model, str))
+    named = (*about.get("models", {"": about["model"]}).values(), about.get("loss"))
+    references = [reference for setting in named if (reference := reference_of(setting)) is not None]
+    tops = dict.fromkeys(reference.partition(":")[0].partition(".")[0] for reference in references)
     for folder in (os.getcwd(), beside):
         if folder not in sys.path and tops:
             sys.path.insert(0, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 
 from hansa.core.columns import check_test_rows, fitted, ids_of
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
-from hansa.core.functions import is_function, load_function
+from hansa.core.functions import load_function
 from hansa.core.gateway import SampleGateway, Samples, TableRows
 from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
 from hansa.core.params import short
 from hansa.core.public import public_of
+from hansa.core.registry import Part
 from hansa.core.table_layout import TableLayout
 from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
 from hansa.core.weights import Weighting, sample_weights
@@ -76,7 +78,7 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
             raise ConfigError(f"--test: {reference!r} already returns test samples; leave --test out")
         held, names = _read_file(test, target, ids, weights)
         if weights is not None:
-            held = held[:2]
+            held = _labelled(held)
         x = aligned(held[0], names, header, f"--test: {test}: ")
         held = held._replace(x=x) if isinstance(held, TableRows) else (x, held[1])
         if held[0].shape[1:] != train[0].shape[1:]:
@@ -235,7 +237,9 @@ def task_model(task: Mapping[str, Any]) -> Callable[[], nn.Module] | None:
 def task_objective(task: Mapping[str, Any], device: str, parameters: int | None = None) -> Objective:
     """The objective of a task; a PartyError if its model is too large, or has another base than the aggregator's."""
     model = task_model(task)
-    if model is not None and parameters is not None and not is_function(task["model"]):
+    inner = model.args[0] if isinstance(model, functools.partial) and model.args else model
+    sized = isinstance(inner, Part)  # its fields are the job's choice; a function takes none from a job
+    if model is not None and parameters is not None and sized:
         size = count_numbers(model)
         if size > parameters:
             raise PartyError(
@@ -281,9 +285,9 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         train = (aligned(train[0], header, task_header, ""), train[1])
         test = (aligned(test[0], header, task_header, ""), test[1]) if test is not None else None
         if task["party_test"] > 0 and test is None:
-            rows = train if weights is None else (*train, weights)
-            kept, held_out = hold_out_one(rows, task["party_test"], task["seed"], number)
-            train, test, weights = kept[:2], held_out[:2], None if weights is None else kept[2]
+            split = task["party_test"], task["seed"], number
+            train, test = hold_out_one(train, *split)
+            weights = None if weights is None else hold_out_one((weights, weights), *split)[0][0]
         shape = tuple(task["shape"])
         if tuple(train[0].shape[1:]) != shape:
             raise DataError(f"its samples have the shape {tuple(train[0].shape[1:])}, those of the job {shape}")
