@@ -39,7 +39,7 @@ def task(classes: int = 2, test: bool = False, **fields: Any) -> hansa.Task:
     own = None if test else [samples(10 + k, 20 + 7 * k, classes) for k in range(4)]
     return hansa.Task(lambda: torch.nn.Linear(4, classes), "cross_entropy", parties, classes=classes,
                       **{"party_tests": own, "test": samples(20, 60, classes) if test else None,
-                         "columns": ("a", "b", "c", "sex"), **fields})  # fmt: skip
+                         "header": ("y", "a", "b", "c", "sex"), **fields})  # fmt: skip
 
 
 def run(the_task: hansa.Task, metrics: list[Any], **settings: Any) -> Result:

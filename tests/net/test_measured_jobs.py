@@ -41,7 +41,7 @@ def tree(**run: Any) -> dict[str, Any]:
 def simulated(**given: Any) -> dict[str, Any]:
     model = build("model", "logistic", inputs=(3,), outputs=2)
     task = hansa.Task(lambda: model().double(), "cross_entropy", [pair(k).train for k in range(3)],
-                      party_tests=[pair(k).test for k in range(3)], classes=2, names=PARTIES, columns=HEADER[1:],
+                      party_tests=[pair(k).test for k in range(3)], classes=2, names=PARTIES, header=HEADER,
                       prepare=hansa.Standardise())  # fmt: skip
     settings = {"rounds": 1, "seed": 3, "metrics": METRICS, "engine": "reference", **given}
     return hansa.simulate(hansa.FedAvg(SGD(lr=0.1, batch=6)), task, **settings).history[-1]

@@ -13,7 +13,7 @@ from league import PARTIES, League, samples
 from typer.testing import CliRunner
 
 import hansa
-from hansa.cli import network as commands
+from hansa.cli import predict as commands
 from hansa.core import codec
 from hansa.core import crash_points as points
 from hansa.core.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,14 @@ def describe(task: Task, objective: Objective, holdings: Known, seed: int) -> di
         "loss": objective.loss if isinstance(objective.loss, str) else None, "bf16": objective.bf16,
         "shape": list(holdings.shape), "features": str(features).removeprefix("torch."),
         "classes": holdings.classes, "parties": len(holdings), "example": example,
-        **several,
+        **several, **column_names(task.header, holdings.shape),
     }  # fmt: skip
+
+
+def column_names(header: Sequence[str], shape: Sequence[int]) -> dict[str, Any]:
+    """The entry of `model.json` with the names of the columns (the target, then the features), if they are known."""
+    known = len(header) == math.prod(shape) + 1 and all(isinstance(name, str) for name in header)
+    return {"header": list(header)} if known else {}
 
 
 def _features(holdings: Known, objective: Objective) -> torch.dtype:
@@ -134,9 +140,9 @@ class SavedModel:
 
         A model of a table takes a frame (pandas, polars), columns by name, or a list of rows by column name.
         """
-        payload = self._payload(party)
-        objective = self._objective(party)
-        return self.predictor.outputs(objective, payload, self._prepared(x, objective))
+        payload = self.payload_of(party)
+        objective = self.objective_of(party)
+        return self.predictor.outputs(objective, payload, self.prepared(x, objective))
 
     def fitted(self, x: Any, y: Any) -> SavedModel:
         """The single model for somebody who was no party, chosen by some samples with targets.
@@ -145,11 +151,11 @@ class SavedModel:
         """
         if not self.personal:
             return self
-        samples, targets = self._prepared(x, self.objective), torch.as_tensor(y, device=self.objective.device)
+        samples, targets = self.prepared(x, self.objective), torch.as_tensor(y, device=self.objective.device)
         payload = self.predictor.fitted(self.objective, self.payload, samples, targets)
         return dataclasses.replace(self, predictor=NetworkPredictor(), payload=payload, memories={})
 
-    def _prepared(self, x: Any, objective: Objective) -> Tensor:
+    def prepared(self, x: Any, objective: Objective) -> Tensor:
         """Samples as the model takes them."""
         dtype = None if objective.module is None else objective.dtype
         if self.preparation is not None and not isinstance(self.predictor, JointPredictor):
@@ -158,20 +164,21 @@ class SavedModel:
         samples = torch.as_tensor(x, device=objective.device)
         return samples.to(dtype) if samples.is_floating_point() and dtype is not None else samples
 
-    def _objective(self, party: int | None) -> Objective:
+    def objective_of(self, party: int | None) -> Objective:
         """The objective of the model, or of a party's model where the parties have several architectures."""
         return self.objective if self.models is None or party is None else self.models.of(party)
 
     def model(self, party: int | None = None) -> nn.Module:
         """The trained module, in evaluation mode; `party` as for `predict`."""
-        payload = self._payload(party) if self.objective.module is not None or self.models is not None else {}
-        objective = self._objective(party)
+        payload = self.payload_of(party) if self.objective.module is not None or self.models is not None else {}
+        objective = self.objective_of(party)
         if "model" not in payload or objective.module is None:
             raise ConfigError(f"{self.predictor.name} trains no torch module; use predict(x)")
         module = copy.deepcopy(objective.module).cpu()
         return objective.spec.load(module, Params(**payload["model"])).eval()
 
-    def _payload(self, party: int | None) -> Payload:
+    def payload_of(self, party: int | None) -> Payload:
+        """The payload of the predictor; that of `party`, if each party has its own model."""
         if self.exported:
             return self.payload
         common = self.predictor.common(self.payload)
@@ -186,7 +193,7 @@ class SavedModel:
                 "each party has its own model, and these models are not saved here: a simulation saves them if they "
                 "are not too large; deployed parties keep their own (hansa export, at the party)"
             )
-        absent = Party(party, self._objective(party), AbsentSamples(self.samples.get(party, 0)), self.about["seed"])
+        absent = Party(party, self.objective_of(party), AbsentSamples(self.samples.get(party, 0)), self.about["seed"])
         return self.predictor.own(absent, self.payload, dict(self.memories.get(party, {})))
 
 

@@ -44,7 +44,7 @@ class Features(NamedTuple):
             frequencies, phases = _drawn(self.key, flat.shape[1], self.fourier)
             angles = math.sqrt(2 * self.gamma) * flat @ frequencies.to(x.device) + phases.to(x.device)
             flat = math.sqrt(2 / self.fourier) * torch.cos(angles)
-        return torch.cat([flat.new_ones(len(flat), 1), flat], 1) if self.intercept else flat
+        return torch.cat([flat.new_ones(flat.shape[0], 1), flat], 1) if self.intercept else flat
 
 
 @functools.lru_cache(maxsize=2)

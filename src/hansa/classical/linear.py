@@ -165,7 +165,8 @@ class LinearModel(Algorithm):
     def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
         slots = state.slots
         return "linear", {"w": slots["w"], "features": self.op(slots).features._asdict(),
-                          "classes": slots["classes"], "facts": slots.get("facts", {})}  # fmt: skip
+                          "classes": slots["classes"], "facts": slots.get("facts", {}),
+                          "loss": self.op(slots).loss}  # fmt: skip
 
 
 @register("least-squares")
@@ -277,3 +278,6 @@ class LinearPredictor(Predictor):
         if payload["classes"] == 2:
             return torch.cat([torch.zeros_like(scores), scores], 1)
         return scores
+
+    def probable(self, payload: Payload) -> bool:
+        return bool(payload.get("loss") == "logistic")

@@ -347,23 +347,6 @@ def pull(
 
 
 @app.command()
-def export(
-    state: Annotated[Path, typer.Option("--state", help="Folder of the party, as in `hansa join`.")],
-    job: Annotated[
-        str | None, typer.Option("--job", help="Job, as in the party's log. Default: the only job with a model.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="File for the model.")] = Path("own.safetensors"),
-    as_json: Json = False,
-) -> None:
-    """At a party: write the party's own model of a finished job to a file. It never leaves the party otherwise."""
-    from hansa.net.party.own_models import export as export_model
-
-    path = export_model(state, job, out)
-    text = f"wrote {path}; use it in Python: hansa.load({str(path)!r}).predict(x)"
-    _say(as_json, {"job": job, "model": str(path)}, text)
-
-
-@app.command()
 def invite(federation: Folder, party: Party, as_json: Json = False) -> None:
     """Create a one-time enrolment token, for a new party or one that must enrol again."""
     path = _operator(federation).invite(party)

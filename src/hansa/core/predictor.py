@@ -43,6 +43,10 @@ class Predictor(Part):
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         raise TypeError(f"the predictor {self.name!r} does not define outputs()")
 
+    def probable(self, payload: Payload) -> bool:
+        """Whether the softmax of class scores gives probabilities; not so for margins."""
+        return True
+
 
 @register("network")
 @dataclass(frozen=True)

@@ -42,14 +42,15 @@ class Task:
     `parties`. `prepare` is a preparation of the features (imputation, scaling), learned by the parties before the first
     round. `trusted` are clean samples (x, y) at the aggregator, for fusions that judge updates with them. `ids` says
     that the parties hold different columns of the same people: one array per party, of whole numbers or texts, one id
-    per row. Then y is None for a party without labels, and `test_ids` are the ids of `party_tests`.
+    per row. Then y is None for a party without labels, and `test_ids` are the ids of `party_tests`. `header` has the
+    names of the columns, where samples are rows of a table: the target, then the features; a saved model keeps them,
+    and metrics may group samples by them.
 
     `models` are several models by name instead of one, for algorithms whose parties may train different architectures.
     `assigned` says which party trains which: a list of names that the parties take in turn, or the model of every party
     by the party's name; by default the parties take all models in turn. `public` are samples that every party sees: x,
-    or (x, y). `columns` are the names of the features, by which metrics may group the samples.
-    `pooled` puts the training samples of all parties in one place, for comparison: the first party trains on all of
-    them, and every party is measured on its own test samples. `table` says that x are coded rows of a table
+    or (x, y). `pooled` puts the training samples of all parties in one place, for comparison: the first party trains on
+    all of them, and every party is measured on its own test samples. `table` says that x are coded rows of a table
     (`hansa.data.Table.coded`), which `prepare` turns into features; with frames as x, it is made from them.
 
     `weights` are the weights of the training samples in the loss: one array per party, or one array for (x, y,
@@ -71,7 +72,7 @@ class Task:
     public: Any = None
     ids: Sequence[Any] | None = None
     test_ids: Sequence[Any] | None = None
-    columns: Sequence[str] | None = None
+    header: Sequence[str] = ()
     pooled: bool = False
     table: TableLayout | None = None
     weights: Any = None
@@ -245,14 +246,16 @@ class Known:
         prepared = task.prepare is not None
         self.test = self._central(task.test, objective, "test", prepared)
         self.trusted = self._central(task.trusted, objective, "trusted", prepared)
-        self.columns = self._named_columns(task.columns)
+        self.columns = self._named_columns(task.header)
         if task.public is not None:
             self.public = self.publish(*split_public(task.public), objective, prepared)
 
-    def _named_columns(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        names = tuple(map(str, columns or ()))
+    def _named_columns(self, header: Sequence[str]) -> tuple[str, ...]:
+        names = tuple(map(str, header[1:]))
         if names and (len(self.shape) != 1 or len(names) != self.shape[0] or len(set(names)) < len(names)):
-            raise DataError(f"columns: expected one name for each feature of a sample of the shape {self.shape}")
+            raise DataError(
+                f"header: expected the name of the target and one for each feature of a sample of the shape {self.shape}"
+            )
         return names
 
     def publish(self, x: Any, y: Any, objective: Objective, prepared: bool) -> PublicSamples:

@@ -82,7 +82,7 @@ class Adult(Dataset):
         train, test = (locate(data_dir, "adult", f"adult.{part}", SOURCE) for part in ("data", "test"))
         if self.raw:
             return _load_raw(train, test)
-        return Data(*_read(train), _read(test), None, None, 2, "cross_entropy")
+        return Data(*_read(train), _read(test), None, None, 2, "cross_entropy", ("income", *ADULT_FEATURES))
 
 
 def _load_raw(train: Path, test: Path) -> Data:
@@ -100,7 +100,8 @@ def _load_raw(train: Path, test: Path) -> Data:
         x, own = table.coded(layout)
         texts |= own
         pairs.append((x, torch.tensor(labels)))
-    return Data(*pairs[0], pairs[1], None, None, 2, "cross_entropy", dataclasses.replace(layout, texts=texts))
+    return Data(*pairs[0], pairs[1], None, None, 2, "cross_entropy", ("income", *COLUMNS),
+                dataclasses.replace(layout, texts=texts))  # fmt: skip
 
 
 def _lines(path: Path) -> Iterator[tuple[str, list[str], int]]:

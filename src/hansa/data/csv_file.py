@@ -76,7 +76,9 @@ class CsvFile(Dataset):
             targets = torch.from_numpy(labels)
         train, held = stratified_split(labels, self.test, SPLIT_SEED)
         test = (x[held], targets[held]) if len(held) else None
-        return Data(x[train], targets[train], test, None, None, classes, "mse" if classes is None else "cross_entropy")
+        loss = "mse" if classes is None else "cross_entropy"
+        columns = (self.target, *(header[place] for place in kept))
+        return Data(x[train], targets[train], test, None, None, classes, loss, columns)
 
 
 def _as_number(name: str) -> tuple[float, str]:

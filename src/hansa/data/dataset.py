@@ -7,9 +7,10 @@ among parties.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -28,9 +29,10 @@ class Data:
 
     `x` are the training samples: float32 features, or int64 characters. `y` are int64 labels, or float32 targets when
     `classes` is None. `test` is the central test set. `parties` is the natural partition, row indices into `x`, one
-    array per party. `loss` is "cross_entropy" or "mse". `table` says that x are coded rows of a table
-    (`Table.coded`), for the preparation `table`. `weights` are the weights of the training samples in the loss, one per
-    row of `x`; None gives all the same weight.
+    array per party. `loss` is "cross_entropy" or "mse". `header` has the names of the target and of the features, if
+    `x` is a table with named columns. `table` says that x are coded rows of a table (`Table.coded`), for the
+    preparation `table`. `weights` are the weights of the training samples in the loss, one per row of `x`; None gives
+    all the same weight.
     """
 
     x: Tensor
@@ -40,6 +42,7 @@ class Data:
     party_names: tuple[str, ...] | None
     classes: int | None
     loss: str
+    header: tuple[str, ...] = ()
     table: TableLayout | None = None
     weights: Tensor | None = None
 
@@ -98,6 +101,20 @@ def read_text(path: Path) -> str:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: byte {error.start} cannot be decoded") from None
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 text file, one at a time, unpacked when its name ends in `.gz`."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as packed:
+            with io.TextIOWrapper(packed, encoding="utf-8-sig") as lines:
+                yield from lines
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: byte {error.start} cannot be decoded") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file ({error}); fetch it again") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def one_hot(value: str, categories: Sequence[str]) -> list[float]:

@@ -54,6 +54,7 @@ class Heart(Dataset):
             party_names=SITES,
             classes=2,
             loss="cross_entropy",
+            header=("disease", *HEART_FEATURES),
         )
 
 

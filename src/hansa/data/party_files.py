@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hansa.core.errors import DataError, nearest
 from hansa.data.cells import is_missing, is_number
-from hansa.data.dataset import read_text
+from hansa.data.dataset import text_lines
 
 SHOWN = 5  # names of columns in a message, at most
 Header = tuple[str, ...]  # the name of the target's column, then of the feature columns; () without names
@@ -94,7 +94,7 @@ def differing(header: Header, wanted: Header) -> str | None:
 
 def csv_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield the place of each line of a CSV file and its cells, as many as the header has; first the header."""
-    lines = csv.reader(read_text(path).splitlines())
+    lines = csv.reader(text_lines(path))
     try:
         header = [name.strip() for name in next(lines, [])]
         yield f"{path}, line 1", header
@@ -142,9 +142,9 @@ def _target_column(header: list[str], target: str | None, path: Path) -> int:
     return len(header) - 1 if target is None else column_of(target, header, path)
 
 
-def check_header(header: list[str], path: Path, needed: str, target: str | None = None) -> None:
+def check_header(header: list[str], path: Path, needed: str, target: str | None = None, least: int = 2) -> None:
     """Raise a DataError for a header without names, or with a name twice."""
-    if len(header) < 2:
+    if len(header) < least:
         raise DataError(f"{path}, line 1: the header should name {needed}, by commas")
     if all(is_number(name) for name in header):
         raise DataError(f"{path}, line 1: numbers instead of column names; write a header")

@@ -48,7 +48,7 @@ def make_task(experiment: Experiment, data: Data | None = None) -> Task:
     model = make_model(table.model, table.dtype, experiment.folder, shape, outputs)
     return Task(model, made.loss, pairs, made.test, party_tests, made.names, made.classes, table.prepare, made.trusted,
                 make_models(table, experiment.folder, shape, outputs), table.assigned, made.public, weights=weights,
-                class_weight=table.class_weight, columns=made.columns, pooled=table.pooled,
+                class_weight=table.class_weight, header=made.header, pooled=table.pooled,
                 table=made.table)  # fmt: skip
 
 
@@ -63,7 +63,7 @@ class TaskData:
     loss: str
     classes: int | None
     public: Any = None
-    columns: tuple[str, ...] = ()  # the names of the features
+    header: Header = ()
     table: TableLayout | None = None
     weights: list[Any] | None = None
 
@@ -86,7 +86,7 @@ def _from_tables(experiment: Experiment, prepare: ColumnTransformer) -> TaskData
         check_numbering({name: Labels.of(y) for name, y in zip(names, targets, strict=True)})
     kinds = dict(zip((kind for kind, _ in own), pairs[len(tables) :], strict=True))
     return TaskData(pairs[: len(tables)], names, kinds.get("test"), kinds.get("trusted"), loss, classes,
-                    kinds.get("public"), tuple(name for name, _ in layout.columns), layout)  # fmt: skip
+                    kinds.get("public"), (table.target or "", *(name for name, _ in layout.columns)), layout)  # fmt: skip
 
 
 def read_tables(experiment: Experiment, files: Sequence[str]) -> list[tuple[str, Table, Any]]:
@@ -117,7 +117,7 @@ def _from_files(experiment: Experiment) -> TaskData:
     loss, classes = loss_and_classes(table.loss, table.classes or _classes(table, [y for _, y in pairs]))
     if loss == "cross_entropy" and table.classes is None:
         check_numbering({name: Labels.of(y) for name, (_, y) in zip(names, pairs, strict=True)})
-    return TaskData(pairs, names, test, trusted, loss, classes, public_samples(experiment, header), header[1:],
+    return TaskData(pairs, names, test, trusted, loss, classes, public_samples(experiment, header), header,
                     weights=weights)  # fmt: skip
 
 
@@ -132,8 +132,7 @@ def _from_dataset(experiment: Experiment, data: Data | None) -> TaskData:
         data, public = set_aside(data, table.public, experiment.run.seed, "public")
     pairs, names = divide(data, experiment)
     weights = None if data.weights is None else _divided(data, torch.as_tensor(data.weights), experiment)
-    columns = () if data.table is None else tuple(name for name, _ in data.table.columns)
-    return TaskData(pairs, names, data.test, trusted, table.loss or data.loss, data.classes, public, columns,
+    return TaskData(pairs, names, data.test, trusted, table.loss or data.loss, data.classes, public, data.header,
                     data.table, weights)  # fmt: skip
 
 

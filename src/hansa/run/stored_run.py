@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,21 @@ class StoredRun(Displayed):
         """Outputs (class scores, or values) for samples, the same as from `Result.predict`; `make` and `party` as for
         `model`."""
         return self._final(make).predict(x, party)
+
+    def predict_file(self, samples: str | Path, out: str | Path, party: int | None = None, keep: Sequence[str] = (),
+                     make: saved_model.Make | None = None) -> int:  # fmt: skip
+        """Write predictions for a CSV, Parquet, NPY or NPZ file of samples, as `hansa predict` does; return the number
+        of rows. `keep` names columns that are copied; `make` and `party` as for `model`."""
+        from hansa.run.predictions import predict_file
+
+        return predict_file(self._final(make), samples, out, party, keep)
+
+    def export(self, out: str | Path, party: int | None = None, make: saved_model.Make | None = None) -> Path:
+        """Write the model, with its preparation of samples, as a file that `torch.export.load` opens; `make` and
+        `party` as for `model`."""
+        from hansa.artifacts.torch_export import export
+
+        return export(self._final(make), out, party)
 
     def fitted(self, x: Any, y: Any, make: saved_model.Make | None = None) -> saved_model.SavedModel:
         """The model for a new party with these samples and targets, as of `Result.fitted`; `make` as for `model`."""

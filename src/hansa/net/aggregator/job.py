@@ -233,7 +233,7 @@ class Job:
         prepare = None if self._table else table.prepare  # a table is prepared already
         task = Task(model, loss, test=test, classes=classes, prepare=prepare, trusted=trusted, models=models,
                     assigned=table.assigned, public=public, class_weight=table.class_weight,
-                    columns=None if self._table or len(data.header) < 2 else data.header[1:])  # fmt: skip
+                    header=() if self._table else data.header)  # fmt: skip
         if data.missing and table.prepare is None:
             raise ConfigError("the parties' features have missing values; set task.prepare = 'standardise'")
         self.runtime.task = self._shared_task(table.model, data.shape, loss, classes, data.header)

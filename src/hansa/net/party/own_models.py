@@ -26,7 +26,7 @@ from hansa.net.party.samples import task_model, task_objective
 from hansa.net.party.store import PartyMemory, strip_checksum
 
 FILE = "own.model"  # the memory's own files end with .safetensors
-TASK = ("model", "dtype", "shape", "outputs", "loss", "classes", "seed", "bf16", "base")
+TASK = ("model", "dtype", "shape", "outputs", "loss", "classes", "seed", "bf16", "base", "header")
 
 
 def keep(memories: PartyMemory, job: str, party: Party, predictor: str, payload: Payload, memory: Memory,
@@ -125,6 +125,7 @@ def _about(tree: Mapping[str, Any]) -> dict[str, Any]:
         "shape": list(task["shape"]), "features": str(dtype).removeprefix("torch."),
         "classes": task["classes"], "parties": 1, "example": None,
         **_columns(tree["preparations"]),
+        **saved_model.column_names(task.get("header", ()), task["shape"]),
     }  # fmt: skip
 
 

@@ -1,0 +1,83 @@
+"""The commands that use a trained model: predictions for a file of samples, and exports for other programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hansa.cli.app import Json, app
+from hansa.core.errors import ConfigError
+
+Whose = Annotated[
+    int | None, typer.Option("--party", min=0, help="Number of the party, if each party has its own model.")
+]
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="Run folder, or model file of `hansa pull` or `hansa export`.")],
+    samples: Annotated[Path, typer.Argument(help="Samples: CSV (also .csv.gz), Parquet, NPY or NPZ.")],
+    out: Annotated[Path, typer.Option("--out", help="File for the predictions: CSV or Parquet.")] = Path(
+        "predictions.csv"
+    ),
+    keep: Annotated[
+        list[str] | None, typer.Option("--keep", help="Column to copy to the predictions, such as an id; repeatable.")
+    ] = None,
+    party: Whose = None,
+    as_json: Json = False,
+) -> None:
+    """Predict with a trained model: one row of classes and probabilities, or numbers, per sample."""
+    import hansa
+
+    rows = hansa.load(model).predict_file(samples, out, party, keep or ())
+    typer.echo(json.dumps({"rows": rows, "out": str(out)}) if as_json else f"wrote {rows} predictions to {out}")
+
+
+@app.command()
+def export(
+    model: Annotated[
+        Path | None, typer.Argument(help="With --torch: run folder, or model file of `hansa pull` or `hansa export`.")
+    ] = None,
+    torch: Annotated[
+        Path | None, typer.Option("--torch", help="File (.pt2) that torch.export.load opens, without Hansa.")
+    ] = None,
+    party: Whose = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="At a party: its folder, as in `hansa join`; exports its own model.")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", help="Job, as in the party's log. Default: the only job with a model.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File for the party's own model. Default: own.safetensors.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Export a model for plain PyTorch (--torch); at a party, write its own model of a finished job (--state)."""
+    if (model is None) == (state is None):
+        raise ConfigError("give either MODEL with --torch FILE, or --state FOLDER at a party")
+    if model is not None:
+        if torch is None or job is not None or out is not None:
+            raise ConfigError(
+                "name the file with --torch, as in `hansa export MODEL --torch model.pt2`; --job and --out belong to "
+                "--state"
+            )
+        import hansa
+
+        written = hansa.load(model).export(torch, party)
+        text = f"wrote {written}; use it in Python: torch.export.load({str(written)!r}).module()(x)"
+    else:
+        if torch is not None or party is not None:
+            raise ConfigError(
+                "--torch and --party belong to MODEL: export the party's own model first, then "
+                "`hansa export own.safetensors --torch own.pt2`"
+            )
+        from hansa.net.party.own_models import export as export_model
+
+        assert state is not None
+        written = export_model(state, job, out or Path("own.safetensors"))
+        text = f"wrote {written}; use it in Python: hansa.load({str(written)!r}).predict(x)"
+    typer.echo(json.dumps({"job": job, "model": str(written)}) if as_json else text)
