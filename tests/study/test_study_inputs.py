@@ -48,6 +48,17 @@ def test_a_partys_file_whose_content_has_changed_is_another_run(tmp_path: Path) 
     assert len({first, second, cell(tmp_path, task).key}) == 3
 
 
+def test_the_files_of_a_partys_folder_count_by_their_content(tmp_path: Path) -> None:
+    (tmp_path / "subjects" / "ann").mkdir(parents=True)
+    for name in ("x.npy", "y.npy"):
+        (tmp_path / "subjects" / "ann" / name).write_text(name)
+    task = {"parties": ["subjects"], "model": "logistic"}
+    first = cell(tmp_path, task).key
+    assert cell(tmp_path, task).key == first
+    changed(tmp_path / "subjects" / "ann" / "x.npy", "others")
+    assert cell(tmp_path, task).key != first
+
+
 def test_a_study_runs_again_what_was_made_of_other_files(tmp_path: Path) -> None:
     for name in ("one.csv", "two.csv"):
         (tmp_path / name).write_text(ROWS)

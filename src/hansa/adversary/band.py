@@ -21,6 +21,7 @@ from hansa.core.op import Op, Payload, Replies, Reply, open_tensors
 from hansa.core.registry import from_config
 from hansa.core.replies import Outcomes
 from hansa.core.rows import Rows, room
+from hansa.core.stored_rows import whole
 from hansa.core.task import Holdings
 
 log = logging.getLogger("hansa")
@@ -64,6 +65,11 @@ class Band:
         self.groups = []
         for number, (group, members) in enumerate(zip(groups, self.members, strict=True)):
             if group.poisons:
+                if not isinstance(holdings.train.x, Tensor):
+                    raise ConfigError(
+                        f"adversary[{number}] ({group.name}): it changes samples, and those of the parties stay in "
+                        "files; load them into memory, or use another attack"
+                    )
                 y = holdings.train.y
                 classes = holdings.classes if y.dim() == 1 and not y.is_floating_point() else None
                 try:
@@ -71,7 +77,7 @@ class Band:
                 except ConfigError as error:
                     raise ConfigError(f"adversary[{number}] ({group.name}): {error}") from None
                 if members:
-                    group = group.learn([holdings.train.of(party)[0] for party in sorted(members)])
+                    group = group.learn([whole(holdings.train.of(party)[0]) for party in sorted(members)])
             if group.fraction == 0:
                 log.warning("adversary[%d] (%s): its fraction is 0, so nobody attacks", number, group.name)
             self.groups.append(group)
@@ -130,7 +136,7 @@ class Band:
         for number, (group, members) in enumerate(zip(self.groups, self.members, strict=True)):
             for party in members if group.poisons else ():
                 assert holdings.classes is not None
-                before = train.of(party)
+                before = whole(train.of(party)[0]), train.of(party)[1]
                 stream = rng.generator(self.seed, "poison", number, party)
                 rows = slice(int(train.offsets[party]), int(train.offsets[party + 1]))
                 for name, old, new in zip("xy", before, group.poison(*before, holdings.classes, stream), strict=True):

@@ -14,6 +14,7 @@ from hansa.core.errors import AlgorithmError, DataError
 from hansa.core.gateway import Ids, SampleGateway, TableRows, encoded
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.objective import Objective
+from hansa.core.stored_rows import whole
 from hansa.core.task import (
     ONE_HOT,
     Holdings,
@@ -32,6 +33,7 @@ REFUSED = {  # fields of a task that parties with different columns cannot have,
     "test": "a central test set would need all columns; give the parties test samples of their own",
     "trusted": "the aggregator's own samples would need all columns; leave them out",
     "models": "a model of the task needs all columns, and each party holds others; leave them out",
+    "augment": "an augmentation is for parties with the same columns; leave it out",
     "public": "samples that every party sees would need all columns; leave them out",
     "class_weight": "weights of classes are for parties with the same columns; leave them out",
 }
@@ -171,9 +173,9 @@ class ColumnHoldings(Holdings):
 
     def replace(self, party: int, data: SampleGateway) -> None:
         """Store the features of a party that an op has prepared."""
-        self.train.xs[party] = data.features("statistics")
+        self.train.xs[party] = whole(data.features("statistics"))
         if self.tests is not None and len(self.tests.xs[party]):
-            self.tests.xs[party] = data.test_features("evaluate")
+            self.tests.xs[party] = whole(data.test_features("evaluate"))
 
 
 def _check_tests(train: PartyColumns, tests: PartyColumns) -> None:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.errors import PartyError
+from hansa.core.stored_rows import Features, StoredRows, whole
 from hansa.core.table_layout import TableLayout
 
 Samples = tuple[Tensor, Tensor]  # features and targets, one row per sample
+StoredSamples = tuple[Features, Tensor]  # the same, where features may stay in files until they are read
 Ids = np.ndarray[Any, Any]  # texts, one per row
 Purpose = Literal["train", "statistics", "match", "evaluate", "describe"]
 
@@ -22,7 +24,7 @@ class TableRows(NamedTuple):
     """Rows of a party: features; targets, None at a party without labels; ids, None where rows are not matched; weights
     in the training loss, None where all are 1."""
 
-    x: Tensor
+    x: Features
     y: Tensor | None
     ids: Ids | None = None
     weights: Tensor | None = None
@@ -47,8 +49,8 @@ class SampleGateway:
 
     least = 0
 
-    def __init__(self, train: Samples | TableRows, test: Samples | TableRows | None = None,
-                 header: tuple[str, ...] = (), before: Tensor | None = None, kinds: tuple[str, ...] = (),
+    def __init__(self, train: StoredSamples | TableRows, test: StoredSamples | TableRows | None = None,
+                 header: tuple[str, ...] = (), before: Features | None = None, kinds: tuple[str, ...] = (),
                  table: TableLayout | None = None) -> None:  # fmt: skip
         self._train = TableRows(*train)
         self._test = None if test is None else TableRows(*test)
@@ -80,7 +82,12 @@ class SampleGateway:
         """Raise a PartyError if the samples may not be read for this purpose."""
 
     def train(self, purpose: Purpose) -> Samples:
-        """The training samples; a PartyError if the party has no labels."""
+        """The training samples, all in memory; a PartyError if the party has no labels."""
+        x, y = self.rows(purpose)
+        return whole(x), y
+
+    def rows(self, purpose: Purpose) -> StoredSamples:
+        """As `train`, for ops that read batches: features that stay in files are read when they are indexed."""
         return self._read(self._train, purpose)
 
     @property
@@ -95,8 +102,8 @@ class SampleGateway:
         own = self._train.weights
         self._train, self._weighed = self._train._replace(weights=factors if own is None else own * factors), True
 
-    def features(self, purpose: Purpose) -> Tensor:
-        """The features of the training samples, also at a party without labels."""
+    def features(self, purpose: Purpose) -> Features:
+        """The features of the training samples, also at a party without labels; they may stay in files."""
         self.admit(purpose)
         return self._train.x
 
@@ -105,10 +112,15 @@ class SampleGateway:
         return self._read_ids(self._train, purpose)
 
     def test(self, purpose: Purpose) -> Samples:
-        """The test samples; a PartyError if there are none, or no labels."""
+        """The test samples, all in memory; a PartyError if there are none, or no labels."""
+        x, y = self.test_rows(purpose)
+        return whole(x), y
+
+    def test_rows(self, purpose: Purpose) -> StoredSamples:
+        """As `test`; features that stay in files are read when they are indexed."""
         return self._read(self._tests(), purpose)
 
-    def test_features(self, purpose: Purpose) -> Tensor:
+    def test_features(self, purpose: Purpose) -> Features:
         """The features of the test samples, also at a party without labels; a PartyError if there are none."""
         rows = self._tests()
         self.admit(purpose)
@@ -137,7 +149,7 @@ class SampleGateway:
             raise PartyError("it has no test samples")
         return self._test
 
-    def _read(self, rows: TableRows, purpose: Purpose) -> Samples:
+    def _read(self, rows: TableRows, purpose: Purpose) -> StoredSamples:
         if rows.y is None:
             raise PartyError("it has no labels, and this ask needs them")
         self.admit(purpose)
@@ -158,10 +170,10 @@ class SampleGateway:
         sample = self._train.x[:1]
         if function(sample).shape != (sample.shape if width is None else (len(sample), width)):
             raise PartyError("the preparation has numbers of another shape than its samples have")
-        self._train = self._train._replace(x=function(self._train.x))
+        self._train = _transformed(self._train, function)
         if self._test is not None:
             self._before = self._test.x if self._before is None else self._before
-            self._test = self._test._replace(x=function(self._test.x))
+            self._test = _transformed(self._test, function)
 
     def copy(self) -> SampleGateway:
         """A gateway to copies of the same samples, so that the originals of all parties can be freed."""
@@ -176,9 +188,15 @@ class SampleGateway:
     def digest(self) -> str:
         """A hash of the training samples, which never leaves the party."""
         x, y, ids, weights = self._train
-        tree: dict[str, Any] = {"x": x} if y is None else {"x": x, "y": y}
+        tree: dict[str, Any] = {"x": x.digest() if isinstance(x, StoredRows) else x}
+        tree |= {} if y is None else {"y": y}
         if weights is not None:
             tree["weights"] = weights
         if ids is not None:
             tree["ids"] = encoded(ids)
         return codec.digest(tree)
+
+
+def _transformed(rows: TableRows, function: Callable[[Tensor], Tensor]) -> TableRows:
+    """Rows with transformed features; those in files are transformed when they are read."""
+    return rows._replace(x=function(rows.x) if isinstance(rows.x, Tensor) else rows.x.then(function))

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from hansa.core import rng
+from hansa.core.augment import Augment
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import AlgorithmError, DataError, PartyError
-from hansa.core.gateway import Ids, Purpose, SampleGateway, Samples
+from hansa.core.gateway import Ids, Purpose, SampleGateway, Samples, StoredSamples
 from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
 from hansa.core.params import Params
@@ -27,6 +28,7 @@ from hansa.core.registry import Part
 from hansa.core.shapes import Shape as Shape
 from hansa.core.shapes import UpTo as UpTo
 from hansa.core.shapes import is_open
+from hansa.core.stored_rows import whole
 from hansa.core.weights import Weighting
 
 Payload = Mapping[str, Any]  # named tensors and plain values, possibly nested
@@ -142,7 +144,8 @@ class Vault:
 class Party:
     """The party as an op sees it: the objective of its model, random streams, and `data`, the gateway to its samples.
 
-    `public` are the task's public samples, which all parties see; None if the task has none.
+    `public` are the task's public samples, which all parties see; None if the task has none. `augment` is the task's
+    augmentation of training samples, if it has one.
 
     `secret` is known to a deployed party alone. It differs between messages and is the same for the same message. All
     that must not be guessed (noise, drawn samples, keys) is derived from it by `private`. In a simulation `secret` is
@@ -159,6 +162,7 @@ class Party:
     vault: Vault = field(default_factory=Vault)
     min_cohort: int = 1
     public: PublicSamples | None = None
+    augment: Augment | None = None
 
     def initial(self) -> Params:
         """The initial values of a model of the party's own: each party draws others."""
@@ -186,9 +190,14 @@ class Party:
 
         For the purpose "train", targets are as `Objective.training_losses` takes them: with the samples' weights.
         """
+        x, y = self.rows(purpose)
+        return whole(x), y
+
+    def rows(self, purpose: Purpose) -> StoredSamples:
+        """As `samples`, for ops that read batches: features that stay in files are read when they are indexed."""
         if self.n == 0:
             raise PartyError("it has no samples")
-        x, y = self.data.train(purpose)
+        x, y = self.data.rows(purpose)
         return x, self.objective.targets(y, self.data.weights) if purpose == "train" else y
 
     def weighted(self, losses: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
@@ -13,6 +14,7 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.other_model import objective_of
 from hansa.core.params import Params
 from hansa.core.registry import Part, build, register
+from hansa.core.stored_rows import Features, blocks
 
 METRICS = frozenset({"loss", "accuracy", "auc", "rmse", "mae", "r2"})  # all metrics of `losses.metrics`
 
@@ -69,12 +71,13 @@ class JointPredictor(Predictor):
         )
 
 
-def evaluate(name: str, objective: Objective, payload: Payload, x: Tensor, y: Tensor,
+def evaluate(name: str, objective: Objective, payload: Payload, x: Features, y: Tensor,
              party: Party | None = None, memory: Memory | None = None) -> dict[str, float]:  # fmt: skip
     """The metrics of a predictor on samples; with `party` and its memory, if it runs at a party."""
     predictor: Predictor = build("predictor", name)
     payload = payload if party is None else predictor.own(party, payload, memory or {})
-    return objective.metrics(predictor.outputs(objective, payload, x), y)
+    outputs = [predictor.outputs(objective, payload, block) for block in blocks(x)]
+    return objective.metrics(outputs[0] if len(outputs) == 1 else torch.cat(outputs), y)
 
 
 @register("evaluate")
@@ -87,7 +90,7 @@ class Evaluate(Op):
     evaluates: ClassVar[bool] = True
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        x, y = party.data.test("evaluate")
+        x, y = party.data.test_rows("evaluate")
         metrics = evaluate(self.predictor, party.objective, payload, x, y, party, memory)
         return Reply({}, weight=len(x), metrics=metrics), memory
 

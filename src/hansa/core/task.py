@@ -6,12 +6,13 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hansa.core.augment import Augment, check_augment
 from hansa.core.errors import ConfigError, DataError, nearest
 from hansa.core.functions import is_function
 from hansa.core.gateway import SampleGateway, TableRows
@@ -21,6 +22,17 @@ from hansa.core.objective import Objective, kept_generator
 from hansa.core.party_models import PartyModels, task_models, turn_of
 from hansa.core.public import PublicSamples, split_public
 from hansa.core.registry import Part
+from hansa.core.stored_rows import (
+    ArrayRows,
+    Features,
+    StoredRows,
+    blocks,
+    is_dataset,
+    joined,
+    read_dataset,
+    stored,
+    whole,
+)
 from hansa.core.table_layout import TableLayout
 from hansa.core.weights import Weighting, sample_weights
 
@@ -28,6 +40,7 @@ if TYPE_CHECKING:
     from hansa.core.columns import ColumnLayout
 
 Pair = tuple[Any, Any]
+F = TypeVar("F", Tensor, Features)
 FEW = 1000  # up to this many parties, class numbers are checked for each party
 
 
@@ -45,6 +58,10 @@ class Task:
     per row. Then y is None for a party without labels, and `test_ids` are the ids of `party_tests`. `header` has the
     names of the columns, where samples are rows of a table: the target, then the features; a saved model keeps them,
     and metrics may group samples by them.
+
+    A party's samples may be larger than memory: x may be a memory-mapped array, and instead of (x, y) a party may have
+    a map-style data set such as a `torch.utils.data.Dataset`, with items (x, y). `augment` is a function of (sample,
+    key) that changes the samples of training batches.
 
     `models` are several models by name instead of one, for algorithms whose parties may train different architectures.
     `assigned` says which party trains which: a list of names that the parties take in turn, or the model of every party
@@ -77,6 +94,7 @@ class Task:
     table: TableLayout | None = None
     weights: Any = None
     class_weight: str | Sequence[float] | Mapping[int, float] | None = None
+    augment: Augment | None = None
 
     def __repr__(self) -> str:
         """The task without its samples."""
@@ -127,7 +145,13 @@ def _count(pair: Pair | None) -> str:
 
 
 class PartyShards:
-    """The samples of all parties in one tensor: party k has rows offsets[k] to offsets[k + 1]."""
+    """The samples of all parties: party k has rows offsets[k] to offsets[k + 1].
+
+    The features `x` are one tensor, or `StoredRows` if those of some party stay in files.
+    """
+
+    x: Features
+    y: Tensor
 
     weights: Tensor | None = None  # of the samples in the training loss; None: all are 1
     _joined: tuple[Tensor, Tensor, int, Tensor] | None = None
@@ -135,7 +159,7 @@ class PartyShards:
     def __init__(self, data: Sequence[Pair] | tuple[Any, Any, Any], objective: Objective, where: str,
                  prepared: bool = False, names: Sequence[str] | None = None) -> None:  # fmt: skip
         if isinstance(data, tuple) and len(data) == 3:
-            x, y = tensor_of(data[0], f"{where} x"), tensor_of(data[1], f"{where} y")
+            x, y = kept_features(data[0], f"{where} x"), tensor_of(data[1], f"{where} y")
             offsets = np.asarray(data[2], dtype=np.int64)
             if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
                 raise DataError(f"{where}: offsets must rise from 0, one more than there are parties")
@@ -145,14 +169,16 @@ class PartyShards:
         else:
             if not isinstance(data, Sequence) or len(data) == 0:
                 raise DataError(f"{where}: give a list of (x, y), one per party, or one (x, y, offsets)")
-            xs, ys = [], []
+            xs, ys = list[Features](), list[Tensor]()
             for k, pair in enumerate(data):
+                if is_dataset(pair):
+                    pair = read_dataset(pair, where if len(data) == 1 else f"{where}[{k}]")
                 if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                    raise DataError(f"{where}[{k}]: expected a pair (x, y)")
-                xs.append(tensor_of(pair[0], f"{where}[{k}] x"))
+                    raise DataError(f"{where}[{k}]: expected a pair (x, y), or a data set of pairs")
+                xs.append(kept_features(pair[0], f"{where}[{k}] x"))
                 ys.append(tensor_of(pair[1], f"{where}[{k}] y"))
                 _paired(xs[-1], ys[-1], f"{where}[{k}]")
-            x, y = _join(xs, f"{where} x"), _join(ys, f"{where} y")
+            x, y = _join_features(xs, f"{where} x"), _join(ys, f"{where} y")
             offsets = np.concatenate([[0], np.cumsum([len(v) for v in xs])]).astype(np.int64)
         self.offsets = offsets
 
@@ -163,7 +189,7 @@ class PartyShards:
             return f" of party {names[party] if names is not None else str(party)!r} (row {row - int(offsets[party])})"
 
         self.x, self.y = _fit(x, y, objective, where, prepared, owner)
-        self.before: Tensor | None = None  # the features before their preparation, of test samples
+        self.before: Features | None = None  # the features before their preparation, of test samples
 
     @property
     def targets(self) -> Tensor:
@@ -198,18 +224,28 @@ class PartyShards:
         ids = np.asarray(parties)
         return np.asarray(self.offsets[ids + 1] - self.offsets[ids])
 
-    def of(self, party: int) -> tuple[Tensor, Tensor]:
+    def of(self, party: int) -> tuple[Features, Tensor]:
         """The samples of a party."""
-        rows = slice(int(self.offsets[party]), int(self.offsets[party + 1]))
-        return self.x[rows], self.y[rows]
+        return self._part(self.x, party), self.y[int(self.offsets[party]) : int(self.offsets[party + 1])]
 
-    def features_before(self, party: int) -> Tensor | None:
+    def _part(self, x: Features, party: int) -> Features:
+        first, last = int(self.offsets[party]), int(self.offsets[party + 1])
+        return x[first:last] if isinstance(x, Tensor) else x.span(first, last)
+
+    def features_before(self, party: int) -> Features | None:
         """The features of a party's samples before their preparation; None if it changed none."""
-        return None if self.before is None else self.before[int(self.offsets[party]) : int(self.offsets[party + 1])]
+        return None if self.before is None else self._part(self.before, party)
 
-    def tensors(self) -> list[Tensor]:
+    def transform(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replace the features by transformed ones; the function treats each row by itself."""
+        self.x = function(self.x) if isinstance(self.x, Tensor) else self.x.then(function)
+
+    def tensors(self) -> Iterable[Tensor]:
         """All tensors of all parties, for a checksum."""
-        return [self.x, self.y, *([] if self.weights is None else [self.weights])]
+        yield from blocks(self.x)
+        yield self.y
+        if self.weights is not None:
+            yield self.weights
 
 
 class Known:
@@ -229,6 +265,7 @@ class Known:
     public: PublicSamples | None = None
     columns: tuple[str, ...] = ()  # the names of the features, if they are known
     pooled = False  # whether the first party holds the training samples of all
+    augment: Augment | None = None  # the task's augmentation of training samples
 
     def __init__(self, count: int, names: Sequence[str] | None, shape: tuple[int, ...], classes: int | None) -> None:
         self._count, self.shape, self.classes = count, shape, classes
@@ -254,7 +291,7 @@ class Known:
         names = tuple(map(str, header[1:]))
         if names and (len(self.shape) != 1 or len(names) != self.shape[0] or len(set(names)) < len(names)):
             raise DataError(
-                f"header: expected the name of the target and one for each feature of a sample of the shape {self.shape}"
+                f"header: expected names of the target and of each feature, and a sample has the shape {self.shape}"
             )
         return names
 
@@ -359,6 +396,9 @@ class Holdings(Known):
             check_numbering({self.name(k): Labels.of(piece) for k, piece in enumerate(pieces) if len(piece)})
         self.hold(task, objective)
         check_outputs(objective, self.train.x[:1], classes)
+        if task.augment is not None:
+            check_augment(task.augment, self.train.x[:1])
+            self.augment = task.augment
 
     def gateway(self, party: int) -> SampleGateway:
         """The gateway to the samples of a simulated party."""
@@ -381,14 +421,23 @@ class Holdings(Known):
             objective.weighting = Weighting.of(train.y)
 
 
+def kept_features(values: Any, where: str) -> Features:
+    """Features as a tensor; a memory-mapped array stays in its file."""
+    if stored(values):
+        return values if isinstance(values, StoredRows) else StoredRows([ArrayRows(values, where)])
+    return tensor_of(values, where)
+
+
 def tensor_of(values: Any, where: str) -> Tensor:
-    """Convert an array of numbers to a tensor; a DataError for anything else."""
+    """Convert an array of numbers to a tensor; a DataError for anything else. Rows in files are read."""
+    if isinstance(values, StoredRows):
+        return whole(values)
     if isinstance(values, Tensor):
         return values.detach()
     if values is None:
         raise DataError(f"{where} is None; only parties with different columns (ids=...) may have no labels")
     try:
-        values = np.asarray(values)
+        values = np.array(values) if isinstance(values, np.memmap) else np.asarray(values)
         text = values.dtype.kind in "USO" and values.size and isinstance(values.flat[0], str)
         if text and where.endswith("y"):
             raise DataError(
@@ -400,7 +449,7 @@ def tensor_of(values: Any, where: str) -> Tensor:
         raise DataError(f"{where}: not an array of numbers ({error})") from None
 
 
-def _paired(x: Tensor, y: Tensor, where: str) -> None:
+def _paired(x: Features, y: Tensor, where: str) -> None:
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
         raise DataError(f"{where}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; both need one row per sample")
 
@@ -431,15 +480,26 @@ def check_outputs(objective: Objective, x: Tensor, classes: int | None) -> None:
 
 
 def _join(tensors: list[Tensor], where: str) -> Tensor:
-    rows = [t for t in tensors if len(t)] or tensors[:1]
-    shapes = {tuple(t.shape[1:]) for t in rows}
+    return torch.cat(_fitting(tensors, where))
+
+
+def _join_features(parts: list[Features], where: str) -> Features:
+    rows = _fitting(parts, where)
+    tensors = [part for part in rows if isinstance(part, Tensor)]
+    return torch.cat(tensors) if len(tensors) == len(rows) else joined(rows, where)
+
+
+def _fitting(parts: list[F], where: str) -> list[F]:
+    """The samples of the parties that have some; a DataError if their shapes differ."""
+    rows = [part for part in parts if len(part)] or parts[:1]
+    shapes = {tuple(part.shape[1:]) for part in rows}
     if len(shapes) > 1:
         raise DataError(f"{where}: parties disagree on the shape of a sample: {sorted(shapes)}")
-    return torch.cat(rows)
+    return rows
 
 
-def _fit(x: Tensor, y: Tensor, objective: Objective, where: str, prepared: bool,
-         owner: Callable[[int], str] = lambda row: "") -> tuple[Tensor, Tensor]:  # fmt: skip
+def _fit(x: F, y: Tensor, objective: Objective, where: str, prepared: bool,
+         owner: Callable[[int], str] = lambda row: "") -> tuple[F, Tensor]:  # fmt: skip
     """Features in the model's type and targets in the loss's type, on the objective's device.
 
     Without a model, targets that are numbers take the type of the features, so that they lose no digits. Integer
@@ -457,13 +517,21 @@ def _fit(x: Tensor, y: Tensor, objective: Objective, where: str, prepared: bool,
                     f"{where}: the model takes no whole numbers as features; give them as floating-point numbers"
                 )
     if real:
-        check_features(x, where, prepared, owner)
+        checked = 0
+        for block in blocks(x):
+            check_features(block, where, prepared, functools.partial(_later, owner, checked))
+            checked += len(block)
     y = fit_targets(y, objective, where, owner, x.dtype if real and module is None else None)
     if objective.loss == "cross_entropy" and y.dim() == 2 and len(x) and looks_one_hot(y):
         output = None if module is None else _output(module, x[:1].to(objective.device))
         if not isinstance(output, Tensor) or output.shape[:-1].numel() != y.shape[1]:
             raise DataError(f"{where}: the targets {ONE_HOT}")
     return x.to(objective.device), y.to(objective.device)
+
+
+def _later(owner: Callable[[int], str], first: int, row: int) -> str:
+    """`owner` of a row of a block that begins with the row `first`."""
+    return owner(first + row)
 
 
 ONE_HOT = "look one-hot; give the class number of each sample, as in y.argmax(1)"

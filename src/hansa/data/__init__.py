@@ -14,6 +14,7 @@ from hansa.data.idx import FashionMnist, Mnist
 from hansa.data.label_skew import Dirichlet, Shards, Similarity
 from hansa.data.partition import Iid, Natural, Noise, Partition, Quantity
 from hansa.data.party_files import load_party_file
+from hansa.data.party_folders import load_party_folder
 from hansa.data.picture import draw, held, table
 from hansa.data.prepare import Preparation, Standardise
 from hansa.data.scikit import BreastCancer, Digits
@@ -57,5 +58,6 @@ __all__ = [
     "draw",
     "held",
     "load_party_file",
+    "load_party_folder",
     "table",
 ]

@@ -106,9 +106,9 @@ def read_text(path: Path) -> str:
 def text_lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 text file, one at a time, unpacked when its name ends in `.gz`."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as packed:
-            with io.TextIOWrapper(packed, encoding="utf-8-sig") as lines:
-                yield from lines
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rb") as packed, io.TextIOWrapper(packed, encoding="utf-8-sig") as lines:
+            yield from lines
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: byte {error.start} cannot be decoded") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

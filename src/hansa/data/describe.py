@@ -20,6 +20,7 @@ from hansa.core.losses import named_loss
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.stored_rows import blocks
 from hansa.core.table_layout import KINDS as TABLE_KINDS
 from hansa.core.task import check_features, fit_targets
 from hansa.data.party_files import Header, differing
@@ -70,16 +71,16 @@ class Describe(Op):
         if rows and not data.labelled:
             raise PartyError("it has no labels, and this job trains on parties with the same columns and labels")
         x = data.features("describe")
-        y = data.train("describe")[1] if data.labelled else x[:0]
+        y = data.rows("describe")[1] if data.labelled else x[:0]
         tests = [data.test_features("describe")] if data.tests else []
         shape = tuple(x.shape[1:])
         if len(shape) > DIMENSIONS:
             raise PartyError(f"its samples have {len(shape)} dimensions, and at most {DIMENSIONS} are supported")
         missing = False
         for samples in (x, *tests):
-            if samples.is_floating_point():
-                _declining(lambda samples=samples: check_features(samples, "its samples", True, lambda row: ""))  # type: ignore[misc]
-                missing = missing or bool(samples.isnan().any())
+            for block in blocks(samples) if samples.is_floating_point() else ():
+                _declining(lambda block=block: check_features(block, "its samples", True, lambda row: ""))  # type: ignore[misc]
+                missing = missing or bool(block.isnan().any())
         kind, classes, labels = self._targets(y)
         whole = not x.is_floating_point() and x.dtype != torch.uint8
         return Description(shape, classes, kind, data.tests is not None, missing, labels, whole,

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import DataError, nearest
+from hansa.core.stored_rows import Features, whole
 from hansa.data.cells import is_missing, is_number
 from hansa.data.dataset import text_lines
 
 SHOWN = 5  # names of columns in a message, at most
+NAMES_OF_FILES = (".csv", ".csv.gz", ".npz")  # how the names of parties' files end
 Header = tuple[str, ...]  # the name of the target's column, then of the feature columns; () without names
 
 
@@ -44,7 +46,7 @@ def is_csv(path: Path, target: str | None) -> bool:
     """Whether a party's file is a CSV file; False for an NPZ file, and a DataError for any other."""
     if not path.is_file():
         raise DataError(f"there is no file {path}; a party's data is one CSV or NPZ file")
-    if path.name.endswith((".csv", ".csv.gz")):
+    if path.name.endswith(NAMES_OF_FILES[:2]):
         return True
     if path.suffix != ".npz":
         raise DataError(f"{path}: a party's data is a file that ends in .csv, .csv.gz or .npz")
@@ -53,7 +55,7 @@ def is_csv(path: Path, target: str | None) -> bool:
     return False
 
 
-def aligned(x: Tensor, header: Header, wanted: Header, where: str) -> Tensor:
+def aligned(x: Features, header: Header, wanted: Header, where: str) -> Features:
     """Reorder columns of features to the header `wanted`; raise DataError if the names differ.
 
     Features without column names are returned unchanged.
@@ -63,7 +65,7 @@ def aligned(x: Tensor, header: Header, wanted: Header, where: str) -> Tensor:
     why = differing(header, wanted)
     if why is not None:
         raise DataError(f"{where}{why}")
-    return x[:, [header.index(name) - 1 for name in wanted[1:]]]
+    return whole(x)[:, [header.index(name) - 1 for name in wanted[1:]]]
 
 
 def split_column(x: Tensor, header: Header, name: str, path: Path) -> tuple[Tensor, Header, Tensor | None]:

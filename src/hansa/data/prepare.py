@@ -12,6 +12,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.registry import Part, register
+from hansa.core.stored_rows import blocks, whole
 
 
 class Preparation(Part):
@@ -37,11 +38,16 @@ class ColumnMoments(Op):
     """For each feature: the number of known values, and the sum and sum of squares of their distance to a point."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        x = party.samples("statistics")[0]
-        apart = x.double() - sent(payload, "centre", tuple(x.shape[1:])).to(party.objective.device)
-        known = ~torch.isnan(apart)
-        apart = torch.where(known, apart, 0.0)
-        return Reply({"count": known.sum(0), "sum": apart.sum(0), "square": (apart**2).sum(0)}), memory
+        x = party.rows("statistics")[0]
+        centre = sent(payload, "centre", tuple(x.shape[1:])).to(party.objective.device)
+        sums: dict[str, Tensor] = {}
+        for block in blocks(x):
+            apart = block.double() - centre
+            known = ~torch.isnan(apart)
+            apart = torch.where(known, apart, 0.0)
+            found = {"count": known.sum(0), "sum": apart.sum(0), "square": (apart**2).sum(0)}
+            sums = {name: sums[name] + value if sums else value for name, value in found.items()}
+        return Reply(sums), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         shape = tuple(payload["centre"].shape)
@@ -64,7 +70,7 @@ class StandardiseOwn(DataOp):
     """Impute and scale the party's own columns by the moments of its own training samples; nothing is sent."""
 
     def apply(self, party: Party, payload: Payload) -> None:
-        x = party.data.features("statistics").double()
+        x = whole(party.data.features("statistics")).double()
         known = ~torch.isnan(x)
         count = known.sum(0).clamp(min=1)
         mean = torch.where(known, x, 0.0).sum(0) / count

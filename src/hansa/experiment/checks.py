@@ -89,6 +89,15 @@ def check_weights(algorithm: Algorithm, task: Any, privacy: Privacy, classes: in
         )
 
 
+def check_augmented(algorithm: Algorithm, augment: Any) -> None:
+    """Raise a ConfigError for an augmentation of samples that no step of the algorithm would use."""
+    if augment is not None and not algorithm.trains and algorithm.models == "one":
+        raise ConfigError(
+            f"task.augment: {algorithm.name} trains no network by batches, which an augmentation could change; leave "
+            "task.augment out"
+        )
+
+
 def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: SumProtocol | None = None) -> None:
     """Raise a ConfigError for an algorithm and settings of a run that cannot work together."""
     run.select.check(algorithm, problem)

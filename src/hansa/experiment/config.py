@@ -13,7 +13,7 @@ from hansa.adversary import Adversary, adversaries, named
 from hansa.core.algorithm import Algorithm
 from hansa.core.columns import REFUSED
 from hansa.core.errors import ConfigError, nearest
-from hansa.core.functions import load_function, reference_of, searching
+from hansa.core.functions import is_function, load_function, reference_of, searching
 from hansa.core.party_models import check_choice, turn_of
 from hansa.core.registry import fill, from_config, nest, registered
 from hansa.core.task import Task
@@ -22,7 +22,14 @@ from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data
 from hansa.data.partition import Partition
 from hansa.data.prepare import Preparation
-from hansa.experiment.checks import NO_ATTACKS, check_data, check_finetuning, check_pooled, check_weights
+from hansa.experiment.checks import (
+    NO_ATTACKS,
+    check_augmented,
+    check_data,
+    check_finetuning,
+    check_pooled,
+    check_weights,
+)
 from hansa.experiment.column_tasks import make_column_task
 from hansa.experiment.settings import Run
 from hansa.experiment.tasks import make_task
@@ -50,6 +57,8 @@ class TaskTable:
     samples of all parties in one place, in a simulation, to compare.
     `class_weight` weighs the classes in the training loss: "balanced", a list with a weight per class, or a table.
     `sample_weight` names the column (in an NPZ file, the array) with the weight of each sample.
+    An entry of `parties` may also be a folder of arrays (`x.npy` and `y.npy`), or a folder with one subfolder or file
+    per party. `augment` is a function `"my_module:function"` of (sample, key) that changes training samples.
     """
 
     dataset: str | dict | None = None  # type: ignore[type-arg]
@@ -72,6 +81,7 @@ class TaskTable:
     labels: tuple[str, ...] = ()
     class_weight: str | tuple[float, ...] | dict | None = None  # type: ignore[type-arg]
     sample_weight: str | None = None
+    augment: str | None = None
 
     def __post_init__(self) -> None:
         if (self.dataset is None) == (not self.parties):
@@ -90,6 +100,8 @@ class TaskTable:
             raise ConfigError("labels applies to parties as files with prepare = 'table'; leave it out")
         if self.labels and (len(set(self.labels)) < max(len(self.labels), 2) or self.classes is not None):
             raise ConfigError("labels must be at least two distinct texts, and give the number of classes themselves")
+        if self.augment is not None and not is_function(self.augment):
+            raise ConfigError(f"augment must name a function, as in 'my_module:function', got {self.augment!r}")
         if self.classes is not None and self.classes < 2:
             raise ConfigError(f"classes must be at least 2, got {self.classes}; for numbers, set loss = 'mse'")
         if self.classes is not None and self.loss in ("mse", "mae", "bce"):
@@ -234,6 +246,7 @@ def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
         raise ConfigError("task.sample_weight: rows of a table (task.prepare) have no weights; use class_weight")
     check_weights(algorithm, task, protection, task.classes or 0)  # 0: not known yet
     check_finetuning(algorithm, run.finetune)
+    check_augmented(algorithm, task.augment)
     if columns:
         if isinstance(task.prepare, ColumnTransformer):
             task.prepare.for_columns()

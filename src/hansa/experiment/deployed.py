@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hansa.core.errors import DataError, HansaError
+from hansa.core.stored_rows import whole
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.table_tasks import code_all
 from hansa.experiment.config import Experiment
@@ -25,7 +26,7 @@ def own_samples(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     if table.parties:
         files = {kind: str(name) for kind, name in (("test", table.test), ("trusted", table.trusted)) if name}
         pairs, header = read_files(experiment.folder, tuple(files.values()), table.target, (), table.sample_weight)
-        own = {**dict(zip(files, pairs, strict=True)), "header": list(header)}
+        own = {kind: (whole(x), y) for kind, (x, y) in zip(files, pairs, strict=True)} | {"header": list(header)}
         own |= {} if table.public is None else {"public": public_samples(experiment, header)}
         return own, ["task.parties: each party brings its own data instead"]
     try:

@@ -13,17 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core import rng
+from hansa.core.augment import Augment
 from hansa.core.errors import ConfigError, DataError, HansaError
-from hansa.core.functions import double, is_function, searching
+from hansa.core.functions import double, is_function, load_function, searching
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.public import split_public
 from hansa.core.registry import Part, from_config, own_function
+from hansa.core.stored_rows import StoredRows, whole
 from hansa.core.table_layout import TableLayout
 from hansa.core.task import Pair, Task, tensor_of
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data, Dataset
 from hansa.data.partition import Iid, Natural, Partition
-from hansa.data.party_files import Header, aligned, read_party_file, split_column
+from hansa.data.party_files import Header, aligned, split_column
+from hansa.data.party_folders import party_paths, read_party
 from hansa.data.table import Table
 from hansa.data.table_files import read_table_samples
 from hansa.data.table_tasks import code_all
@@ -48,8 +51,8 @@ def make_task(experiment: Experiment, data: Data | None = None) -> Task:
     model = make_model(table.model, table.dtype, experiment.folder, shape, outputs)
     return Task(model, made.loss, pairs, made.test, party_tests, made.names, made.classes, table.prepare, made.trusted,
                 make_models(table, experiment.folder, shape, outputs), table.assigned, made.public, weights=weights,
-                class_weight=table.class_weight, header=made.header, pooled=table.pooled,
-                table=made.table)  # fmt: skip
+                class_weight=table.class_weight, header=made.header, pooled=table.pooled, table=made.table,
+                augment=make_augment(table.augment, experiment.folder))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +84,13 @@ def _from_tables(experiment: Experiment, prepare: ColumnTransformer) -> TaskData
     rows, layout = code_all({place: features for place, features, _ in everything}, prepare)
     pairs = [(x, y) for x, (_, _, y) in zip(rows, everything, strict=True)]
     targets = [y for _, y in pairs[: len(tables)]]
-    loss, classes = loss_and_classes(table.loss, len(table.labels) or table.classes or _classes(table, targets))
+    loss, classes = loss_and_classes(table.loss, len(table.labels) or table.classes or _classes(table, table.parties, targets))
     if loss == "cross_entropy" and not table.classes and not table.labels:
         check_numbering({name: Labels.of(y) for name, y in zip(names, targets, strict=True)})
     kinds = dict(zip((kind for kind, _ in own), pairs[len(tables) :], strict=True))
+    header = (table.target or "", *(name for name, _ in layout.columns))
     return TaskData(pairs[: len(tables)], names, kinds.get("test"), kinds.get("trusted"), loss, classes,
-                    kinds.get("public"), (table.target or "", *(name for name, _ in layout.columns)), layout)  # fmt: skip
+                    kinds.get("public"), header, layout)  # fmt: skip
 
 
 def read_tables(experiment: Experiment, files: Sequence[str]) -> list[tuple[str, Table, Any]]:
@@ -104,17 +108,19 @@ def _from_files(experiment: Experiment) -> TaskData:
     table, folder = experiment.task, experiment.folder
     if isinstance(table.prepare, ColumnTransformer):
         return _from_tables(experiment, table.prepare)
+    files = [str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+             for name in table.parties for path in party_paths(Path(folder) / name)]  # fmt: skip
     weights: list[Any] | None = None if table.sample_weight is None else []
-    pairs, header = read_files(folder, table.parties, table.target, (), table.sample_weight, weights)
+    pairs, header = read_files(folder, files, table.target, (), table.sample_weight, weights)
     test, trusted = (
         read_files(folder, (str(name),), table.target, header, table.sample_weight)[0][0] if name is not None else None
         for name in (table.test, table.trusted)
     )
-    names = file_names(table.parties)
-    for name, own in zip(table.parties, weights or (), strict=False):
+    names = file_names(files)
+    for name, own in zip(files, weights or (), strict=False):
         if own is None:
             raise DataError(f"{name} has no column {table.sample_weight!r} (task.sample_weight)")
-    loss, classes = loss_and_classes(table.loss, table.classes or _classes(table, [y for _, y in pairs]))
+    loss, classes = loss_and_classes(table.loss, table.classes or _classes(table, files, [y for _, y in pairs]))
     if loss == "cross_entropy" and table.classes is None:
         check_numbering({name: Labels.of(y) for name, (_, y) in zip(names, pairs, strict=True)})
     return TaskData(pairs, names, test, trusted, loss, classes, public_samples(experiment, header), header,
@@ -147,7 +153,8 @@ def public_samples(experiment: Experiment, header: Header = ()) -> Any:
         x = tensor_of(x, "public x")
         return x if y is None else (x, tensor_of(y, "public y"))
     table = experiment.task
-    return read_files(experiment.folder, (public,), table.target, header, table.sample_weight)[0][0]
+    x, y = read_files(experiment.folder, (public,), table.target, header, table.sample_weight)[0][0]
+    return whole(x), y
 
 
 def _called(function: Callable[[], Any], setting: Any, where: str) -> Any:
@@ -168,9 +175,9 @@ def read_files(folder: str, files: Sequence[str], target: str | None, header: He
     """
     pairs = []
     for name in files:
-        x, y, own = read_party_file(Path(folder) / name, target)
+        x, y, own = read_party(Path(folder) / name, target)
         if column is not None:
-            x, own, values = split_column(x, own, column, Path(folder) / name)
+            x, own, values = split_column(whole(x), own, column, Path(folder) / name)
             if found is not None:
                 found.append(values)
         pairs.append((aligned(x, own, header, f"{Path(folder) / name}: "), y))
@@ -186,9 +193,9 @@ def aggregator_samples(own: Mapping[str, Any], kind: str, header: Header) -> Pai
     return aligned(x, tuple(own.get("header", ())), header, f"the aggregator's {kind} samples: "), y
 
 
-def _classes(table: TaskTable, targets: Sequence[Any]) -> int:
+def _classes(table: TaskTable, files: Sequence[str], targets: Sequence[Any]) -> int:
     """The number of classes in the files; 0 if their targets are real numbers."""
-    whole = {name: not y.is_floating_point() for name, y in zip(table.parties, targets, strict=True)}
+    whole = {name: not y.is_floating_point() for name, y in zip(files, targets, strict=True)}
     if table.loss is None and len(set(whole.values())) > 1:
         names = [next(name for name, is_whole in whole.items() if is_whole == kind) for kind in (True, False)]
         raise DataError(
@@ -284,8 +291,16 @@ def hold_out_one(pair: Pair, share: float, seed: int, party: int) -> tuple[Pair,
     x, y = pair
     order = rng.generator(seed, "holdout", party).permutation(len(x))
     cut = round(share * len(x))
-    train, test = torch.from_numpy(np.sort(order[cut:])), torch.from_numpy(np.sort(order[:cut]))
-    return (x[train], y[train]), (x[test], y[test])
+    train, test = (
+        (x.select(rows) if isinstance(x, StoredRows) else x[torch.from_numpy(rows)], y[torch.from_numpy(rows)])
+        for rows in (np.sort(order[cut:]), np.sort(order[:cut]))
+    )
+    return train, test
+
+
+def make_augment(reference: str | None, folder: str) -> Augment | None:
+    """The function that augments training samples, if there is one."""
+    return None if reference is None else load_function(reference, "task.augment", folder)
 
 
 def make_models(table: TaskTable, folder: str, shape: tuple[int, ...],

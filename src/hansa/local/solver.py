@@ -7,6 +7,7 @@ deployed party runs too.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import rng
+from hansa.core.augment import augmented
 from hansa.core.errors import ConfigError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, like
@@ -23,6 +25,7 @@ from hansa.core.params import Params, ParamSpec
 from hansa.core.public import PublicSamples
 from hansa.core.registry import fill
 from hansa.core.stopping import go_on
+from hansa.core.stored_rows import whole
 from hansa.local.clipping import clipped_sum
 from hansa.local.step_rule import StepRule
 
@@ -322,15 +325,15 @@ class LocalSolver(Op):
         if "work" in payload:
             rest = {name: value for name, value in payload.items() if name != "work"}
             return self.at(payload["work"]).train(party, rest, memory, rule)
-        x, y = party.samples("train")
+        x, y = party.rows("train")
         objective = party.objective
         model = Params(*(payload["model"][name].to(objective.device) for name in Params._fields))
-        self.prepare(objective, x, y)
+        self.prepare(objective, x if isinstance(x, Tensor) else x[:1], y)
         batches = self.drawn(party)
-        whole = Batch(x, y, None)
+        load = functools.cache(lambda: Batch(whole(x), y, None))
         base = rng.folded(rng.key(party.seed, "step", party.round), party.id)
         keys = rng.step_keys(base, len(batches)).to(objective.device)
-        ctx = Context(objective, party.n, len(batches), party.round, self.rate(party.round), lambda: whole,
+        ctx = Context(objective, party.n, len(batches), party.round, self.rate(party.round), load,
                       (model.stats, model.counts), torch.tensor(base, device=objective.device), rule=rule,
                       private=party.private if party.secret else None, public=party.public)  # fmt: skip
         fresh = self.remember(objective.spec, objective.initial)
@@ -341,7 +344,10 @@ class LocalSolver(Op):
         for rows, key in zip(batches, keys, strict=True):
             go_on()
             index = torch.from_numpy(rows).to(objective.device)
-            batch = whole if len(rows) == party.n else Batch(x[index], y[index], None)
+            if party.augment is not None:
+                batch = Batch(augmented(party.augment, x[index], rows, int(key)), y[index], None)
+            else:
+                batch = load() if len(rows) == party.n else Batch(x[index], y[index], None)
             direction = self.direction(ctx, w, batch, carry, key)
             w, carry = self.step(ctx, w, direction, carry)
             seen = seen + (ctx.seen.to(torch.float64).cpu() if ctx.seen is not None else 0.0)

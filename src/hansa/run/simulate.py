@@ -22,7 +22,7 @@ from hansa.core.registry import fill
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.experiment.baselines import KEPT, POOLED, baseline
-from hansa.experiment.checks import NO_ATTACKS, check_data, check_pooled, transforms
+from hansa.experiment.checks import NO_ATTACKS, check_augmented, check_data, check_pooled, transforms
 from hansa.experiment.settings import Run
 from hansa.experiment.sources import code_of
 from hansa.local.solver import LocalSolver
@@ -149,6 +149,7 @@ def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resu
     if not isinstance(task, Task):
         raise ConfigError(f"expected a hansa.Task, got {task!r}")
     check_data(algorithm, task.ids is not None)
+    check_augmented(algorithm, task.augment)
     if task.ids is not None and adversary:
         raise ConfigError(f"adversary: {NO_ATTACKS}")
     if resume and run_dir is None:

@@ -19,6 +19,8 @@ def fastest(inputs: EngineInputs) -> ReferenceEngine:
     """The fastest engine. A resumed run keeps the engine that it began with, so that its bits stay the same."""
     if inputs.holdings.models is not None or inputs.holdings.layout is not None:  # nothing that a stack could share
         return single(inputs)
+    if inputs.holdings.augment is not None:
+        return _spread(single(inputs), inputs)
     before = inputs.before.get("engine")
     stacked = _stacked(inputs)
     stacks = before == stacked.name if before is not None else suits(stacked, _seconds(inputs))
@@ -46,6 +48,11 @@ def stacked(inputs: EngineInputs) -> ReferenceEngine:
     Parties with several models have no common stack and train one at a time.
     """
     _check_rows("stacked", inputs)
+    if inputs.holdings.augment is not None:
+        raise ConfigError(
+            "run.engine: 'stacked' trains many parties at once, and an augmentation is a function of one sample; use "
+            "'auto', 'workers' or 'reference'"
+        )
     if inputs.holdings.models is not None:
         return single(inputs)
     return _spread(_stacked(inputs), inputs)

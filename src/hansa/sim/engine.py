@@ -113,12 +113,15 @@ class ReferenceEngine:
     def party(self, id: int, round: int) -> Party:
         models = self.holdings.models
         objective = self.objective if models is None else models.of(id)
-        return Party(id, objective, self.holdings.gateway(id), self.seed, round, public=self.holdings.public)
+        return Party(id, objective, self.holdings.gateway(id), self.seed, round, public=self.holdings.public,
+                     augment=self.holdings.augment)  # fmt: skip
 
     def why(self) -> str:
         """How this engine trains parties, in a few words, for the log."""
         if self.holdings.models is not None:
             return "one party at a time, because the parties train several models"
+        if self.holdings.augment is not None:
+            return "one party at a time, because its samples are augmented one by one"
         return "one party at a time, as a deployed party trains"
 
     def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:

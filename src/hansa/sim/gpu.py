@@ -126,6 +126,7 @@ class Program:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         samples = self.engine.holdings.train
+        assert isinstance(samples.x, Tensor)  # the stacked engine records nothing else
         of_party = tuple(v[:count] for v in self.of_party)
         state, spec = pytree.tree_flatten(pytree.tree_map(lambda v: v[:count], self.state))
         fixed = (*of_party, self.round, self.at, samples.x, samples.targets)

@@ -247,7 +247,7 @@ class Simulation:
         if holdings.tests is not None and holdings.tests.before is None:
             holdings.tests.before = holdings.tests.x
         for shard in shards:
-            shard.x = ask.op.transform(shard.x, ask.payload)
+            shard.transform(lambda x: ask.op.transform(x, ask.payload))
         if holdings.public is not None:
             holdings.public = holdings.public._replace(x=ask.op.transform(holdings.public.x, ask.payload))
         self.engine.data_changed()

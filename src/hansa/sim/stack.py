@@ -92,7 +92,8 @@ class Stack:
         engine = self.engine
         shards, self.device, self.dtype = engine.holdings.train, engine.objective.device, engine.objective.dtype
         self.solver = self.solvers[0]
-        self.solver.prepare(engine.objective, shards.x, shards.targets)
+        some = shards.x if isinstance(shards.x, Tensor) else shards.x[:1]
+        self.solver.prepare(engine.objective, some, shards.targets)
         if not regular(self.solver):  # its steps may depend on more than the size
             each = self.solvers if len(self.solvers) > 1 else self.solvers * len(self.members)
             taken = [len(solver.batches(shards.size(member.party), engine.seed, self.round, member.party))

@@ -54,7 +54,8 @@ class StackedEngine(ReferenceEngine):
         if chunk is None and on_cpu and objective.module is not None and heavy(objective):
             self.chunk = 1  # a CPU does not stack convolutions well
         self._fixed_chunk = chunk
-        self.records = objective.device.type == "cuda"
+        # a recording reads samples of the GPU's memory; others are read batch by batch
+        self.records = objective.device.type == "cuda" and isinstance(holdings.train.x, Tensor)
         self.compiles = False
         self._unrecorded: set[type] = set()
         self.complaints: set[str] = set()  # reasons of compiler failures, each logged once

@@ -44,7 +44,8 @@ def parts_of(value: Any) -> Iterator[Part]:
 def functions_of(experiment: Experiment) -> list[str]:
     """The functions that an experiment names, as "module:function"."""
     task = experiment.task
-    settings = (task.dataset, *task.named_models.values(), task.public, task.loss, *functions(experiment.run.metrics))
+    settings = (task.dataset, *task.named_models.values(), task.public, task.loss, task.augment,
+                *functions(experiment.run.metrics))  # fmt: skip
     return [reference for setting in settings if (reference := reference_of(setting)) is not None]
 
 
@@ -111,7 +112,10 @@ def files_of(experiment: Experiment) -> dict[str, str | None]:
     task, place = experiment.task, Path(experiment.folder)
     files = [task.test, task.trusted, None if is_function(task.public) else task.public]
     beside = [*task.parties, *(name for name in files if isinstance(name, str))]
-    digests = {name: digest(place / name) for name in beside}
+    digests = {name: digest(place / name) for name in beside if not (place / name).is_dir()}
+    for name in beside:  # of a folder, those of its files
+        digests |= {f"{name}/{path.relative_to(place / name).as_posix()}": digest(path)
+                    for path in sorted((place / name).rglob("*")) if path.is_file()}  # fmt: skip
     named = {part.file for part in parts_of(experiment) if isinstance(getattr(part, "file", None), str)}  # type: ignore[attr-defined]
     digests |= {name: digest(place / name) or digest(name) for name in named}
     root = task.data_dir or os.environ.get("HANSA_DATA")

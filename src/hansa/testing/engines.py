@@ -21,6 +21,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import from_config, to_config
+from hansa.core.stored_rows import whole
 from hansa.core.task import Task
 from hansa.local import SGD, Controlled
 from hansa.run.result import Result
@@ -85,7 +86,7 @@ def check_data_changes(engine: Engine, tolerance: float) -> None:
             assert isinstance(running.plan().get("engine"), str), f"{engine.name}: its plan does not name the engine"
             assert running.why(), f"{engine.name}: it does not say how it trains"
             for changed in ([], [1], [0, 3], None):
-                rows = holdings.train.x.clone()
+                rows = whole(holdings.train.x).clone()
                 for party in range(len(SIZES)) if changed is None else changed:
                     at, end = holdings.train.offsets[party : party + 2].tolist()
                     rows[at:end] = rows[at:end] * 0.5 + 1.0

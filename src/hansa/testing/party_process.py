@@ -36,7 +36,8 @@ def load(message: dict[str, Any]) -> Party:
     objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
     holdings, id = task.holdings(objective), int(message["party"])
     objective = objective if holdings.models is None else holdings.models.of(id)
-    return Party(id, objective, holdings.gateway(id).copy(), experiment.run.seed, public=holdings.public)
+    return Party(id, objective, holdings.gateway(id).copy(), experiment.run.seed, public=holdings.public,
+                 augment=holdings.augment)  # fmt: skip
 
 
 def read_message(stream: BinaryIO) -> Any | None:

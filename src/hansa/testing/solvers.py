@@ -20,6 +20,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory
 from hansa.core.registry import from_config, to_config
 from hansa.core.shapes import fits
+from hansa.core.stored_rows import whole
 from hansa.core.task import Holdings, Task
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.sim.engine import PartyWork, ReferenceEngine
@@ -87,7 +88,7 @@ class _Setting:
 
     def context(self, solver: LocalSolver, party: int, round: int) -> Context:
         """What the solver sees of one party."""
-        x, y = self.holdings.train.of(party)
+        x, y = self.holdings.gateway(party).train("train")
         initial = self.objective.initial
         solver.prepare(self.objective, x, y)
         return Context(self.objective, len(x), solver.count(len(x)), round, solver.rate(round),
@@ -116,7 +117,7 @@ def check_solver_config(solver: LocalSolver) -> None:
 def check_purity(solver: LocalSolver, setting: _Setting) -> None:
     """A solver changes none of its inputs, and the same inputs give the same bits, whatever the global random state."""
     engine, payload = setting.engines()["reference"], setting.payload()
-    inputs = (payload, setting.holdings.train.x, setting.holdings.train.y)
+    inputs = (payload, whole(setting.holdings.train.x), setting.holdings.train.y)
     before = codec.encode(inputs)
     first = setting.outcomes(engine, solver, 1, None, payload)
     assert codec.encode(inputs) == before, f"{solver.name}: it changes the payload or the samples"
@@ -159,7 +160,7 @@ def check_step_rule(solver: LocalSolver, setting: _Setting) -> None:
     extra = {name: value for name, value in payload.items() if name != "model"}
     ctx, memory = setting.context(solver, party, 1), setting.memory(solver)
     w, carry = solver.start(ctx, payload["model"]["w"], extra, memory)
-    x, y = setting.holdings.train.of(party)
+    x, y = setting.holdings.gateway(party).train("train")
     for number, rows in enumerate((slice(0, 4), slice(4, 7), slice(0, 9))):
         batch, key = Batch(x[rows], y[rows], None), rng_key(10 + number)
         if rule.clip is None:

@@ -239,6 +239,7 @@ class Job:
         self.runtime.task = self._shared_task(table.model, data.shape, loss, classes, data.header)
         self.runtime.task |= {} if objective.base is None else {"base": objective.base}
         self.runtime.task |= {} if self.experiment.algorithm.weighs else {"weighs": False}
+        self.runtime.task |= {} if table.augment is None else {"augment": table.augment}
         self.runtime.rules = run.rules(objective.spec)
         return task, objective
 

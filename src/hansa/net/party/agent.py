@@ -111,6 +111,7 @@ class Worker:
         op = op_of(message["op"], where="ask")
         settings = self._policy.choose(task["task"], work.party)
         refused = self._policy.refuses_op(op) or self._policy.refuses_model(settings.get("model"))
+        refused = refused or self._policy.refuses_augment(settings.get("augment"))
         refused = refused or self._policy.refuses_architecture(message["payload"])
         if refused is None and "packed" in message:
             refused = self._policy.refuses_op(transform_of(message["packed"]))

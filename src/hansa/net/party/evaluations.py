@@ -37,7 +37,7 @@ def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
     name, tests = getattr(inner, "predictor", None), isinstance(inner, Evaluate)
     if name is None or not (party.data.tests if tests else party.n):
         return
-    x, _ = party.data.test("evaluate") if tests else party.samples("statistics")
+    x, _ = party.data.test_rows("evaluate") if tests else party.rows("statistics")
     predictor: Predictor = build("predictor", name)
     own = predictor.own(party, payload, memory)
     shapes = []

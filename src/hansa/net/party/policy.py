@@ -46,8 +46,8 @@ TOML = """\
 #                    # transforms of updates: "int8", ... (`hansa parts transform`)
 # models = ["*"]     # models that come with hansa or its plug-ins (`hansa models`)
 # model = "small"    # the model that this party trains in jobs with several models, by its name in the job
-# functions = []     # parts of your own that a job may name: ["my_models:net", "my_solver:MySolver"]; nothing else is
-#                    # ever imported. Your own copy is used: no message carries code
+# functions = []     # parts of your own that a job may name, as models, solvers, augmentations: ["my_models:net"];
+#                    # nothing else is ever imported. Your own copy is used: no message carries code
 # min_cohort = 1     # the smallest cohort in which this party's update may be summed; with privacy.active the party
 #                    # counts the cohort itself, otherwise it trusts the aggregator's number
 # matches = 0        # asks, over all jobs, that may read the ids of this party's rows, to match them with rows of other
@@ -366,6 +366,10 @@ class Policy:
     def only_listed(self) -> AbstractContextManager[None]:
         """Import no function or class of the owner's that the policy does not list."""
         return only(self.functions, NOT_LISTED)
+
+    def refuses_augment(self, function: Any) -> str | None:
+        """Why this party refuses an augmentation of its samples, or None. A function must be listed literally."""
+        return None if function is None else self._refuses_function(str(function)[:100])
 
     def refuses_architecture(self, payload: Payload) -> str | None:
         """Why this party refuses the model that a payload describes in place of the task's, or None.

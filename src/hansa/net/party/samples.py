@@ -13,24 +13,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hansa.core.augment import check_augment
 from hansa.core.columns import check_test_rows, fitted, ids_of
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
 from hansa.core.functions import load_function
-from hansa.core.gateway import SampleGateway, Samples, TableRows
+from hansa.core.gateway import SampleGateway, StoredSamples, TableRows
 from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
 from hansa.core.params import short
 from hansa.core.public import public_of
 from hansa.core.registry import Part
+from hansa.core.stored_rows import Features, is_dataset, read_dataset, stored, whole
 from hansa.core.table_layout import TableLayout
-from hansa.core.task import Known, PartyShards, check_outputs, tensor_of
+from hansa.core.task import Known, PartyShards, check_outputs, kept_features, tensor_of
 from hansa.core.weights import Weighting, sample_weights
 from hansa.data.column_files import read_column_file
-from hansa.data.party_files import Header, aligned, differing, features_of, read_party_file, split_column
+from hansa.data.party_files import Header, aligned, differing, features_of, split_column
+from hansa.data.party_folders import read_party
 from hansa.data.table import Table
 from hansa.data.table_files import PARQUET, is_table_file, read_table_samples
 from hansa.experiment.column_tasks import hold_out_people, in_dtype
-from hansa.experiment.tasks import hold_out_one, make_model
+from hansa.experiment.tasks import hold_out_one, make_augment, make_model
 from hansa.net.party.table_party import table_party
 
 
@@ -41,8 +44,8 @@ class PartySamples(NamedTuple):
     columns of texts and dates are NaN in the sets, and `kinds` has the kinds of all columns.
     """
 
-    train: Samples | TableRows
-    test: Samples | TableRows | None = None
+    train: StoredSamples | TableRows
+    test: StoredSamples | TableRows | None = None
     header: Header = ()
     tables: tuple[Table, Table | None] | None = None
     kinds: tuple[str, ...] = ()
@@ -54,14 +57,14 @@ NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.in
 
 def read_samples(reference: str, target: str | None = None, test: str | None = None, ids: str | None = None,
                  labels: Sequence[str] = (), weights: str | None = None) -> PartySamples:  # fmt: skip
-    """Read a party's samples from a CSV, Parquet or NPZ file, or from a function such as `"my_data:load"`.
+    """Read a party's samples from a CSV, Parquet or NPZ file, a folder of arrays, or a function: `"my_data:load"`.
 
-    The function returns (x, y) or, with a test set, ((x, y), (x, y)). With ids it returns (x, y, ids), where y is None
-    without labels. `test` is a file of test samples. `labels` lists the classes of a file's target that is a text.
-    `ids` names the column (in an NPZ file, the array) with the ids;
-    then the party has labels only if `target` names their column (in an NPZ file, if there is an array y). `weights`
-    names the column (in an NPZ file, the array) with the weight of each sample in the training loss; a function returns
-    them as (x, y, None, weights).
+    The function returns (x, y) or a map-style data set of such pairs; with a test set, two of them. With ids it returns
+    (x, y, ids), where y is None without labels. `test` is a file of test samples. `labels` lists the classes of a
+    file's target that is a text. `ids` names the column (in an NPZ file, the array) with the ids; then the party has
+    labels only if `target` names their column (in an NPZ file, if there is an array y). `weights` names the column (in
+    an NPZ file, the array) with the weight of each sample in the training loss; a function returns them as (x, y, None,
+    weights).
     """
     if ids is not None and weights is not None:
         raise ConfigError("--weights: jobs over columns (--ids) do not use weights of samples; leave one of them out")
@@ -87,7 +90,8 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
                 f"{tuple(train[0].shape[1:])}"
             )
         return _checked(PartySamples(train, held, header), f"--test: {test}")
-    if Path(reference).suffix in (".csv", ".npz", ".gz", *PARQUET) or ":" not in reference:
+    suffixes = (".csv", ".npz", ".gz", *PARQUET)
+    if Path(reference).suffix in suffixes or ":" not in reference or Path(reference).is_dir():
         rows, header = _read_file(reference, target, ids, weights)
         if weights is not None and TableRows(*rows).weights is None:
             raise DataError(f"--weights: {reference} has no column or array {weights!r}")
@@ -105,8 +109,13 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
     frames = _frames(returned, reference)
     if frames is not None:
         return frames
+    where = f"--data: {reference!r}"
+    if is_dataset(returned):
+        return PartySamples(read_dataset(returned, where))
     if not isinstance(returned, (tuple, list)) or len(returned) not in (2, 3, 4):
-        raise DataError(f"--data: {reference!r} must return (x, y), (x, y, ids), or two of them: training and test")
+        raise DataError(f"{where} must return (x, y), (x, y, ids), a data set, or two of them: training and test")
+    if len(returned) == 2 and all(map(is_dataset, returned)):
+        return PartySamples(read_dataset(returned[0], where), read_dataset(returned[1], f"{where} (test samples)"))
     nested = isinstance(returned[0], tuple) and len(returned[0]) in (2, 3, 4) and _dimensions(returned[0][0]) >= 2
     if len(returned) == 2 and nested:
         both = PartySamples(_rows(returned[0], reference), _rows(returned[1], reference))
@@ -178,17 +187,17 @@ def _checked(samples: PartySamples, where: str) -> PartySamples:
 
 
 def _read_file(path: str, target: str | None, ids: str | None,
-               weights: str | None = None) -> tuple[Samples | TableRows, Header]:  # fmt: skip
+               weights: str | None = None) -> tuple[StoredSamples | TableRows, Header]:  # fmt: skip
     if ids is not None:
         return read_column_file(path, ids, target)
-    x, y, header = read_party_file(path, target)
+    x, y, header = read_party(Path(path), target)
     if weights is None:
         return (x, y), header
-    x, header, own = split_column(x, header, weights, Path(path))
+    x, header, own = split_column(whole(x), header, weights, Path(path))
     return TableRows(x, y, None, None if own is None else sample_weights(own, len(x), f"{path}: {weights}")), header
 
 
-def _rows(returned: Any, reference: str) -> Samples | TableRows:
+def _rows(returned: Any, reference: str) -> StoredSamples | TableRows:
     """The samples that a function returned: (x, y), (x, y, ids), or (x, y, None, weights)."""
     if len(returned) == 2:
         return _pair(returned, reference)
@@ -210,9 +219,11 @@ def _dimensions(values: Any) -> int:
         return 0
 
 
-def _pair(pair: Any, reference: str) -> tuple[Tensor, Tensor]:
+def _pair(pair: Any, reference: str) -> StoredSamples:
+    x: Features
     try:
-        x, y = (torch.as_tensor(values) for values in pair)
+        x = kept_features(pair[0], f"--data: {reference!r} x") if stored(pair[0]) else torch.as_tensor(pair[0])
+        y = torch.as_tensor(np.array(pair[1]) if isinstance(pair[1], np.memmap) else pair[1])
     except (TypeError, ValueError, RuntimeError) as error:
         tensor_of(pair[1], f"--data: {reference!r} y")  # raises a better message for texts
         raise DataError(f"--data: {reference!r} did not return two arrays: {error}") from None
@@ -220,9 +231,9 @@ def _pair(pair: Any, reference: str) -> tuple[Tensor, Tensor]:
         raise DataError(
             f"--data: {reference!r} returned x {tuple(x.shape)} and y {tuple(y.shape)}; both need one row per sample"
         )
-    for name, values in (("x", x), ("y", y)):
-        if values.dtype not in NUMBERS:
-            kind = str(values.dtype).removeprefix("torch.")
+    for name, dtype in (("x", x.dtype), ("y", y.dtype)):
+        if dtype not in NUMBERS:
+            kind = str(dtype).removeprefix("torch.")
             raise DataError(
                 f"--data: {reference!r} returned {name} as {kind}; return floats, or whole numbers as int64"
             )
@@ -309,13 +320,16 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         if weights is not None:
             objective.weighting = Weighting.of(held[1])
             weights = weights.to(objective.device)
-        return Party(number, objective, SampleGateway(TableRows(*held, None, weights), own, names), task["seed"],
-                     public=public)  # fmt: skip
+        augment = make_augment(task.get("augment"), os.getcwd())
+        if augment is not None:
+            check_augment(augment, torch.zeros(1, *shape, dtype=held[0].dtype, device=objective.device))
+        gateway = SampleGateway(TableRows(*held, None, weights), own, names)
+        return Party(number, objective, gateway, task["seed"], public=public, augment=augment)
 
     return prepare
 
 
-def _labelled(rows: Samples | TableRows) -> Samples:
+def _labelled(rows: StoredSamples | TableRows) -> StoredSamples:
     """Samples for a job with rows; a PartyError if there are no labels."""
     x, y = rows[:2]
     if y is None:
@@ -323,8 +337,8 @@ def _labelled(rows: Samples | TableRows) -> Samples:
     return x, y
 
 
-def _column_party(number: int, task: dict[str, Any], device: str, train: Samples | TableRows,
-                  test: Samples | TableRows | None) -> Party:  # fmt: skip
+def _column_party(number: int, task: dict[str, Any], device: str, train: StoredSamples | TableRows,
+                  test: StoredSamples | TableRows | None) -> Party:  # fmt: skip
     """The party of a job over columns. Its samples must have the shape that it described."""
     rows, tests = TableRows(*train), None if test is None else TableRows(*test)
     if rows.ids is None or (tests is not None and tests.ids is None):
@@ -340,7 +354,7 @@ def _column_party(number: int, task: dict[str, Any], device: str, train: Samples
     known = Known(1, None, (), task["classes"])
 
     def made(rows: TableRows, where: str, targets: str) -> TableRows:
-        x, y = fitted(in_dtype(rows.x, task["dtype"]), rows.y, objective, where, task["prepared"])
+        x, y = fitted(in_dtype(whole(rows.x), task["dtype"]), rows.y, objective, where, task["prepared"])
         if y is not None:
             known.check_targets(y, targets, tell=False)
         return TableRows(x, y, ids_of(rows.ids, len(x), f"the ids of its {where}"))
