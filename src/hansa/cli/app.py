@@ -104,6 +104,8 @@ def _linger(page: Any, result: Any) -> None:
 def run(
     experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
     sets: Set = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="Number of rounds: run.rounds.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed: run.seed.")] = None,
     as_json: Json = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the run. Default: runs/NAME-TIME.")] = None,
     data_dir: DataDir = None,
@@ -121,8 +123,9 @@ def run(
     from hansa.report.run_report import run_report
     from hansa.run.resume import execute, new_folder
 
-    fields = changes(sets, data_dir)
-    parsed = read(experiment, fields if engine is None else {**fields, "run.engine": engine})
+    options = {"run.rounds": rounds, "run.seed": seed, "run.engine": engine}
+    named = {name: value for name, value in options.items() if value is not None}
+    parsed = read(experiment, {**changes(sets, data_dir), **named})
     if track:
         from hansa.track import trackers
 

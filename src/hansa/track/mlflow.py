@@ -40,7 +40,7 @@ class MLflow(Tracker):
     `uri` is by default MLFLOW_TRACKING_URI, or else the SQLite database runs/mlflow.db with the files beside it.
     `experiment` is by default the experiment's name. The final model is registered as `model`, by default under the
     experiment's name; with `model = ""` it is not registered. After the run, events that wait are given up when MLflow
-    was idle for `wait` seconds.
+    was idle for `wait` seconds. Within `mlflow run` the run of the project is used.
     """
 
     uri: str | None = None
@@ -88,6 +88,9 @@ class MLflowLog(Log):
     def _find_or_create(self, files: str | None) -> Any:
         """The MLflow run. If it was created but the reply was lost, it is found by its mark."""
         client, info = self._client, self.info
+        project = self._of_project()
+        if project is not None:
+            return project
         experiment = client.get_experiment_by_name(self.experiment)
         if experiment is None:
             location = None if files is None else f"{files}/{re.sub(r'[^A-Za-z0-9_.-]', '_', self.experiment)}"
@@ -102,6 +105,19 @@ class MLflowLog(Log):
             labels["mlflow.parentRunId"] = info.parent["run"]
         run = client.create_run(id, start_time=int(time.time() * 1000), tags=labels, run_name=info.run)
         self._say(f"run {info.run} of experiment {self.experiment}: {run.info.run_id}")
+        return run
+
+    def _of_project(self) -> Any | None:
+        """The run that `mlflow run` has begun for this process (MLFLOW_RUN_ID), unless another run has taken it."""
+        id, info = os.environ.get("MLFLOW_RUN_ID"), self.info
+        if id is None or info.parent is not None:
+            return None
+        run = self._client.get_run(id)
+        if run.data.tags.get("hansa.mark", info.mark) != info.mark:
+            return None
+        for name, value in {**tags(info), "hansa.mark": info.mark}.items():
+            self._client.set_tag(id, name, value[:TAG])
+        self._say(f"run {run.info.run_name} of the project: {id}")
         return run
 
     def _last_round(self) -> int:
