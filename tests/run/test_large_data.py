@@ -14,7 +14,7 @@ import hansa
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build
 from hansa.core.stored_rows import StoredRows
-from hansa.data import load_party_folder
+from hansa.data import held, load_party_folder
 from hansa.experiment.config import parse
 from hansa.run.resume import execute
 
@@ -250,3 +250,10 @@ def test_an_augmentation_that_nothing_would_use_is_refused(folder: Path) -> None
             "run": {"rounds": 1, "cohort": 1, "engine": "reference"}}  # fmt: skip
     task = parse(tree).build_task()
     assert task.augment is flip
+
+
+def test_a_partition_of_data_sets_can_be_drawn(folder: Path) -> None:
+    files = load_party_folder(folder)[0]
+    for parties in ([Pairs(0), Pairs(1)], files[:2]):
+        rows, targets = held(hansa.Task(net, parties=parties))
+        assert [len(each) for each in rows] == [13, 8] and targets.tolist()[:13] == samples(0)[1].tolist()

@@ -99,7 +99,8 @@ def serve(
 @app.command()
 def join(
     data: Annotated[
-        str, typer.Option("--data", help="CSV, Parquet or NPZ file, or MODULE:FUNCTION that returns (x, y).")
+        str,
+        typer.Option("--data", help="CSV, Parquet or NPZ file, folder with x.npy and y.npy, or MODULE:FUNCTION."),
     ],
     url: Annotated[str | None, typer.Argument(help="Aggregator: https://HOST:PORT.")] = None,
     token_file: Annotated[

@@ -45,7 +45,9 @@ def read_party_file(path: str | Path, target: str | None = None) -> tuple[Tensor
 def is_csv(path: Path, target: str | None) -> bool:
     """Whether a party's file is a CSV file; False for an NPZ file, and a DataError for any other."""
     if not path.is_file():
-        raise DataError(f"there is no file {path}; a party's data is one CSV or NPZ file")
+        raise DataError(
+            f"there is no file {path}; a party's data is one CSV or NPZ file, or a folder with x.npy and y.npy"
+        )
     if path.name.endswith(NAMES_OF_FILES[:2]):
         return True
     if path.suffix != ".npz":

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
+from hansa.core.stored_rows import is_dataset, read_dataset
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,8 @@ def held(task: Task) -> tuple[list[np.ndarray], np.ndarray]:
     if isinstance(task.parties, tuple) and len(task.parties) == 3:
         joined, edges = np.asarray(task.parties[1]), np.asarray(task.parties[2])
     else:
-        targets = [np.asarray(y) for _, y in task.parties]
+        pairs = [read_dataset(each, "parties") if is_dataset(each) else each for each in task.parties]
+        targets = [np.asarray(y) for _, y in pairs]
         joined, edges = np.concatenate(targets), np.cumsum([0, *map(len, targets)])
     return [np.arange(a, b) for a, b in itertools.pairwise(edges)], joined if joined.ndim == 1 else joined[:, 0]
 
