@@ -248,6 +248,13 @@ def test_mistakes_of_the_command_are_told_in_a_sentence(scaled: tuple[Any, Path]
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             stored.predict_file(source, tmp_path / out, keep=keep)
+    with pytest.raises(ConfigError, match=r"x\.csv has the samples; name another file"):
+        stored.predict_file(source, source)
+    with pytest.raises(ConfigError, match="--party: the model is that of all parties"):
+        stored.predict_file(source, tmp_path / "out.csv", party=0)
+    assert stored.predict_file(source, tmp_path / "out.csv", keep=["age", "sick"]) == 3  # a feature, and the target
+    assert read(tmp_path / "out.csv")[0] == ["age", "sick", "class", "probability_0", "probability_1"]
+    np.testing.assert_array_equal(read(tmp_path / "out.csv")[1][:, :2], patients(3, 1)[:, [0, 2]])
     named = write(tmp_path / "y.csv", [[1, 2, 3]], ["age", "dose", "class"])
     with pytest.raises(ConfigError, match="the predictions have a column 'class' too"):
         stored.predict_file(named, tmp_path / "out.csv", keep=["class"])

@@ -155,6 +155,12 @@ class SavedModel:
         payload = self.predictor.fitted(self.objective, self.payload, samples, targets)
         return dataclasses.replace(self, predictor=NetworkPredictor(), payload=payload, memories={})
 
+    def check_party(self, party: int | None) -> None:
+        """Raise a ConfigError if a party is named, and the parties have no models of their own."""
+        if party is not None and (self.exported or not self.predictor.personal):
+            whose = "one party, which exported it" if self.exported else "all parties"
+            raise ConfigError(f"--party: the model is that of {whose}; leave the party out")
+
     def prepared(self, x: Any, objective: Objective) -> Tensor:
         """Samples as the model takes them."""
         dtype = None if objective.module is None else objective.dtype

@@ -55,6 +55,7 @@ def export(model: SavedModel, out: str | Path, party: int | None = None) -> Path
     out = Path(out)
     if out.suffix != ".pt2":
         raise ConfigError(f"--torch: {out} must end in .pt2, as files of torch.export do")
+    model.check_party(party)
     if model.about["bf16"]:
         raise ConfigError(
             "a model that computes in bfloat16 (run.precision = 'bf16') cannot be exported by torch.export"

@@ -40,7 +40,7 @@ class FeatureBlock(NamedTuple):
 
 
 def feature_blocks(path: str | Path, wanted: WantedFeatures, keep: Sequence[str] = ()) -> Iterator[FeatureBlock]:
-    """Yield the samples of a file in the order of its rows; `keep` names columns that are copied, not features.
+    """Yield the samples of a file in the order of its rows; `keep` names columns that are copied.
 
     A DataError names the first place where the file does not fit the model.
     """
@@ -93,7 +93,7 @@ def _from_parquet(path: Path, wanted: WantedFeatures, keep: Sequence[str], rows:
             if file.metadata.num_rows == 0:
                 raise DataError(f"{path} has no rows")
             first = 1
-            for batch in file.iter_batches(rows, columns=[*names, *keep]):
+            for batch in file.iter_batches(rows, columns=list(dict.fromkeys([*names, *keep]))):
                 values = np.empty((len(batch), len(names)))
                 for at, name in enumerate(names):
                     column = batch.column(name)
@@ -144,9 +144,9 @@ def _chosen(header: list[str], wanted: WantedFeatures, keep: Sequence[str], wher
             )
         return others
     target, *features = wanted.header
-    names = {header[at]: at for at in others}
+    names = {name: at for at, name in enumerate(header)}
     lacking = [name for name in features if name not in names]
-    more = [name for name in names if name not in {*features, target}]
+    more = [name for name in names if name not in {*features, *keep, target}]
     if lacking:
         raise DataError(f"{where}: {_listed(lacking)} missing, which the model takes")
     if more:

@@ -31,6 +31,9 @@ def predict_file(model: SavedModel, samples: str | Path, out: str | Path, party:
     error occurs, `out` is not written.
     """
     about, out, rows = model.about, Path(out), 0
+    model.check_party(party)
+    if out.exists() and Path(samples).exists() and out.samefile(samples):
+        raise ConfigError(f"--out: {out} has the samples; name another file for the predictions")
     if twice := sorted({name for name in keep if list(keep).count(name) > 1}):
         raise ConfigError(f"--keep names the column {twice[0]!r} twice")
     wanted = WantedFeatures(tuple(about["shape"]), tuple(about.get("header", ())),
