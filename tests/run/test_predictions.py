@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,16 @@ import torch
 from typer.testing import CliRunner
 
 import hansa
+from hansa.artifacts import saved_model
+from hansa.artifacts.torch_export import export
 from hansa.cli import predict as _commands  # noqa: F401 (adds the commands)
 from hansa.cli.app import app
 from hansa.core.errors import ConfigError, DataError
+from hansa.core.op import DataOp
+from hansa.core.registry import register
 from hansa.data.feature_blocks import ROWS, WantedFeatures, feature_blocks
 from hansa.experiment.config import parse
+from hansa.run.predictions import predict_file
 from hansa.run.resume import execute
 
 HEADER = ["age", "dose", "sick"]
@@ -222,6 +229,37 @@ def test_a_model_without_column_names_takes_columns_in_order(tmp_path: Path) -> 
     assert next(feature_blocks(path, whole)).x.dtype == np.int64
     with pytest.raises(DataError, match=r"line 2: 'b' must be a whole number"):
         list(feature_blocks(write(tmp_path / "y.csv", [[1, 2.5, 3, 4]], ["a", "b", "c", "d"]), whole))
+
+
+@register("sum-of-ages")
+@dataclass(frozen=True)
+class SumOfAges(DataOp):
+    """A preparation that reads columns of a table as they are."""
+
+    def prepared(self, x: Any, payload: Any, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:
+        ages = {"young": 20.0, "old": 80.0}
+        return torch.tensor([[ages[age], float(dose)] for age, dose in zip(x["age"], x["dose"], strict=True)])
+
+
+def test_a_preparation_of_a_table_gets_its_columns_as_they_are(tmp_path: Path) -> None:
+    _, run = trained(tmp_path / "runs")
+    model = saved_model.load(run)
+    about = {**model.about, "columns": [["age", "text"], ["dose", "number"]]}
+    table = dataclasses.replace(model, about=about, preparation=(SumOfAges(), {}))
+    source = write(tmp_path / "x.csv", [["a", 1, "old"], ["b", 2, "young"]], ["city", "dose", "age"])
+    assert predict_file(table, source, tmp_path / "out.csv", keep=["city"]) == 2
+    wanted = softmax(model.predict([[80.0, 1.0], [20.0, 2.0]]))
+    with (tmp_path / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["city"] for row in rows] == ["a", "b"]
+    np.testing.assert_allclose([float(row["probability_1"]) for row in rows], wanted[:, 1], rtol=1e-6)
+    with pytest.raises(DataError, match="the column 'age' is missing"):
+        predict_file(table, write(tmp_path / "y.csv", [[1]], ["dose"]), tmp_path / "none.csv")
+    np.save(tmp_path / "x.npy", np.zeros((2, 2)))
+    with pytest.raises(DataError, match="the model takes the columns of a table"):
+        predict_file(table, tmp_path / "x.npy", tmp_path / "none.csv")
+    with pytest.raises(ConfigError, match="a model of a table takes texts and dates too"):
+        export(table, tmp_path / "table.pt2")
 
 
 def test_a_long_file_is_read_and_written_in_blocks(scaled: tuple[Any, Path], tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ def export(model: SavedModel, out: str | Path, party: int | None = None) -> Path
         raise ConfigError(
             "a model that computes in bfloat16 (run.precision = 'bf16') cannot be exported by torch.export"
         )
+    if "columns" in model.about:
+        raise ConfigError("a model of a table takes texts and dates too, which torch.export cannot take")
     samples = _samples(model)
     module = Prepared(model, party).eval().requires_grad_(False)
     name = model.predictor.name if module.network is None else type(module.network).__name__

@@ -24,18 +24,23 @@ Array = np.ndarray[Any, Any]
 
 class WantedFeatures(NamedTuple):
     """What a model takes: the shape of a sample, the columns' names (the target, then the features) if they are known,
-    whether features are whole numbers, and whether they may be missing."""
+    whether features are whole numbers, and whether they may be missing.
+
+    With `raw` the model's own preparation reads the columns `header[1:]`, texts too; other columns are not read.
+    """
 
     shape: tuple[int, ...]
     header: Header = ()
     whole: bool = False
     missing: bool = False
+    raw: bool = False
 
 
 class FeatureBlock(NamedTuple):
-    """Samples of consecutive rows, and the columns of these rows that are copied to the predictions."""
+    """Samples of consecutive rows (raw ones as columns by name), and the columns that are copied to the predictions."""
 
-    x: Array
+    x: Array | dict[str, list[Any]]
+    rows: int
     copied: dict[str, list[Any]]
 
 
@@ -53,6 +58,8 @@ def feature_blocks(path: str | Path, wanted: WantedFeatures, keep: Sequence[str]
     elif path.suffix == ".parquet":
         yield from _from_parquet(path, wanted, keep, rows)
     elif path.suffix in (".npy", ".npz"):
+        if wanted.raw:
+            raise DataError(f"{path}: the model takes the columns of a table; give a CSV or Parquet file")
         if keep:
             raise DataError(f"{path}: --keep names columns of a CSV or Parquet file, and this file has an array")
         yield from _from_array(path, wanted, rows)
@@ -70,9 +77,14 @@ def _from_csv(path: Path, wanted: WantedFeatures, keep: Sequence[str], rows: int
     some = False
     while block := list(itertools.islice(lines, rows)):
         some = True
+        others = {name: [row[at] for _, row in block] for name, at in copied}
+        if wanted.raw:
+            columns = {name: [row[at] for _, row in block] for name, at in zip(names, chosen, strict=True)}
+            yield FeatureBlock(columns, len(block), others)
+            continue
         cells = [(where, [row[at] for at in chosen]) for where, row in block]
         x = _checked(_single(numbers(path, cells, names, None), wanted), wanted, names, [where for where, _ in block])
-        yield FeatureBlock(x, {name: [row[at] for _, row in block] for name, at in copied})
+        yield FeatureBlock(x, len(block), others)
     if not some:
         raise DataError(f"{path} has no rows below its header")
 
@@ -94,6 +106,11 @@ def _from_parquet(path: Path, wanted: WantedFeatures, keep: Sequence[str], rows:
                 raise DataError(f"{path} has no rows")
             first = 1
             for batch in file.iter_batches(rows, columns=list(dict.fromkeys([*names, *keep]))):
+                copied = {name: batch.column(name).to_pylist() for name in keep}
+                if wanted.raw:
+                    columns = {name: batch.column(name).to_pylist() for name in names}
+                    yield FeatureBlock(columns, len(batch), copied)
+                    continue
                 values = np.empty((len(batch), len(names)))
                 for at, name in enumerate(names):
                     column = batch.column(name)
@@ -102,8 +119,7 @@ def _from_parquet(path: Path, wanted: WantedFeatures, keep: Sequence[str], rows:
                         raise DataError(f"{path}: the column {name!r} holds {column.type}, and numbers are needed")
                     values[:, at] = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
                 places = [f"{path}, row {row}" for row in range(first, first + len(batch))]
-                copied = {name: batch.column(name).to_pylist() for name in keep}
-                yield FeatureBlock(_checked(_single(values, wanted), wanted, names, places), copied)
+                yield FeatureBlock(_checked(_single(values, wanted), wanted, names, places), len(batch), copied)
                 first += len(batch)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a Parquet file: {str(error).splitlines()[0]}") from None
@@ -129,7 +145,7 @@ def _from_array(path: Path, wanted: WantedFeatures, rows: int) -> Iterator[Featu
         if values.dtype.kind != "f":
             values = _single(values, wanted)
         places = [f"{path}, sample {first + at}" for at in range(len(values))]
-        yield FeatureBlock(_checked(values, wanted, [], places), {})
+        yield FeatureBlock(_checked(values, wanted, [], places), len(values), {})
 
 
 def _chosen(header: list[str], wanted: WantedFeatures, keep: Sequence[str], where: str) -> list[int]:
@@ -149,7 +165,7 @@ def _chosen(header: list[str], wanted: WantedFeatures, keep: Sequence[str], wher
     more = [name for name in names if name not in {*features, *keep, target}]
     if lacking:
         raise DataError(f"{where}: {_listed(lacking)} missing, which the model takes")
-    if more:
+    if more and not wanted.raw:
         raise DataError(
             f"{where}: {_listed(more)} none that the model takes; remove it, or copy it to the predictions (--keep)"
         )

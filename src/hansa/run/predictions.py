@@ -36,15 +36,18 @@ def predict_file(model: SavedModel, samples: str | Path, out: str | Path, party:
         raise ConfigError(f"--out: {out} has the samples; name another file for the predictions")
     if twice := sorted({name for name in keep if list(keep).count(name) > 1}):
         raise ConfigError(f"--keep names the column {twice[0]!r} twice")
-    wanted = WantedFeatures(tuple(about["shape"]), tuple(about.get("header", ())),
-                            about["features"].startswith(("int", "uint")), model.preparation is not None)  # fmt: skip
+    header, raw = tuple(about.get("header", ())), "columns" in about
+    if raw:  # (name, kind) of each column that the model's preparation reads
+        header = ("", *(name for name, _ in about["columns"]))
+    wanted = WantedFeatures(tuple(about["shape"]), header, about["features"].startswith(("int", "uint")),
+                            model.preparation is not None, raw)  # fmt: skip
     with _writer(out) as write:
         for block in feature_blocks(samples, wanted, keep):
             predicted = prediction_columns(model, model.predict(block.x, party))
             if taken := [name for name in keep if name in predicted]:
                 raise ConfigError(f"--keep: the predictions have a column {taken[0]!r} too; rename that of {samples}")
             write({**block.copied, **predicted})
-            rows += len(block.x)
+            rows += block.rows
     return rows
 
 
