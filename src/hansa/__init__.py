@@ -76,6 +76,7 @@ _EXPORTS = {
     "OverlapSGD": "hansa.algorithms",
     "EASGD": "hansa.algorithms",
     "ZenoPlusPlus": "hansa.algorithms",
+    "Boosting": "hansa.classical",
     "GaussianNB": "hansa.classical",
     "ID3": "hansa.classical",
     "KernelSVM": "hansa.classical",

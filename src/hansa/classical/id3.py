@@ -38,6 +38,7 @@ class ID3(Algorithm):
     max_depth: int = 3
     bins: int = 8
     trains: ClassVar[bool] = False
+    takes_missing: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.max_depth < 0:

@@ -92,6 +92,7 @@ class Algorithm(Part):
     packs: ClassVar[bool] = False  # whether it packs updates by a transform of its own
     aligned: ClassVar[bool] = True  # whether a number of an update is about the same parameter in every round
     trains: ClassVar[bool] = True  # whether it trains the task's model; False for methods with their own model
+    takes_missing: ClassVar[bool] = False  # whether features may be missing (NaN)
     # "several": parties may train different architectures; "widths": chains of layers that differ in their widths
     models: ClassVar[Literal["one", "several", "widths"]] = "one"
     uses_public: ClassVar[bool] = False  # whether its parties need the task's public samples

@@ -150,7 +150,7 @@ class Party:
     `secret` is known to a deployed party alone. It differs between messages and is the same for the same message. All
     that must not be guessed (noise, drawn samples, keys) is derived from it by `private`. In a simulation `secret` is
     empty and the run's seed is used instead. `min_cohort` is the smallest cohort that the party's policy allows for a
-    secure sum.
+    secure sum. `min_rows` is the fewest of its samples in a tree's node whose sums the party sends.
     """
 
     id: int
@@ -161,6 +161,7 @@ class Party:
     secret: bytes = b""
     vault: Vault = field(default_factory=Vault)
     min_cohort: int = 1
+    min_rows: int = 1
     public: PublicSamples | None = None
     augment: Augment | None = None
 
@@ -282,6 +283,13 @@ class Op(Part):
         `longest` is the largest norm of an update. Single numbers among these tensors are not negative.
         """
         return {}
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        """Why a reply of the expected names, shapes and types cannot be true; None if it may be. It is then rejected.
+
+        A reply that is hidden in a secure sum is not seen, so an algorithm must check the sums too.
+        """
+        return None
 
     @property
     def budget(self) -> Budget | None:

@@ -153,6 +153,8 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
     reason = reason or beside_fault(reply.tensors, reply.weight, op, payload, limit)
     if reason is not None:
         return reason
+    if (reason := op.impossible(reply, payload)) is not None:
+        return reason
     if op.largest is not None and (most := max_abs(reply.tensors.values())) > op.largest * SLACK:
         return f"it has values up to {most:.4g}, and the largest that a party may send is {op.largest:.4g}"
     if op.longest is not None:
@@ -229,6 +231,8 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
             return False
     if any(limit is not None for limit in (op.longest, op.largest, rules.growth, rules.worst)):
         return False  # these limits are checked for each reply
+    if type(op).impossible is not Op.impossible:
+        return False
     if len(payloads) > 1 and ("stats" in replies.tensors or replies.maxima or op.beside(payloads[0])):
         return False
     if len(replies.tensors) > 1 or replies.maxima:  # more than the update

@@ -16,7 +16,7 @@ from hansa.data.partition import Iid, Natural, Noise, Partition, Quantity
 from hansa.data.party_files import load_party_file
 from hansa.data.party_folders import load_party_folder
 from hansa.data.picture import draw, held, table
-from hansa.data.prepare import Preparation, Standardise
+from hansa.data.prepare import KeepMissing, Preparation, Standardise
 from hansa.data.scikit import BreastCancer, Digits
 from hansa.data.shakespeare import Shakespeare
 from hansa.data.synthetic import Synthetic
@@ -42,6 +42,7 @@ __all__ = [
     "FashionMnist",
     "Heart",
     "Iid",
+    "KeepMissing",
     "Mnist",
     "Natural",
     "Noise",

@@ -19,6 +19,7 @@ class Preparation(Part):
     """Base of preparations: learn with `reduce`, then return an op that each party applies to its own data."""
 
     kind: ClassVar[str] = "prepare"
+    keeps_missing: ClassVar[bool] = False  # whether missing values (NaN) stay missing
 
     async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
         """Return the op that prepares samples of this shape, and its payload."""
@@ -102,3 +103,29 @@ class Standardise(Preparation):
 
     def for_columns(self) -> DataOp:
         return StandardiseOwn()
+
+
+@register("keep-features")
+@dataclass(frozen=True)
+class KeepFeatures(DataOp):
+    """Leave the features as they are."""
+
+    def transform(self, x: Tensor, payload: Payload) -> Tensor:
+        return x
+
+
+@register("keep-missing")
+@dataclass(frozen=True)
+class KeepMissing(Preparation):
+    """Leave the features as they are, and missing values (NaN) missing: for algorithms that can use them, such as trees.
+
+    Nothing is exchanged. Algorithms that cannot use missing values are refused.
+    """
+
+    keeps_missing: ClassVar[bool] = True
+
+    async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
+        return KeepFeatures(), {}
+
+    def for_columns(self) -> DataOp:
+        return KeepFeatures()

@@ -78,6 +78,10 @@ class Training:
         work = LocalWork(self.run, self.algorithm, self.holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
+        if getattr(self.task.prepare, "keeps_missing", False) and not self.algorithm.takes_missing:
+            raise ConfigError(
+                f"task.prepare: {self.algorithm.name} cannot use missing values; use 'standardise', which fills them in"
+            )
         self.layers = self.algorithm.sent_layers(self.objective.spec)
         check_finetuning(self.algorithm, self.run.finetune)
         self.run = fitted(self.algorithm, self.run, self.objective.spec)

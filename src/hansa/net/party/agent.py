@@ -149,7 +149,7 @@ class Worker:
         data.open(ask)
         here = replace(
             party, data=data, round=message["round"], secret=secret, vault=self._vault.for_job(work.job),
-            min_cohort=self._policy.min_cohort,
+            min_cohort=self._policy.min_cohort, min_rows=self._policy.min_rows,
         )  # fmt: skip
 
         if isinstance(op, Deliver):

@@ -50,6 +50,8 @@ TOML = """\
 #                    # nothing else is ever imported. Your own copy is used: no message carries code
 # min_cohort = 1     # the smallest cohort in which this party's update may be summed; with privacy.active the party
 #                    # counts the cohort itself, otherwise it trusts the aggregator's number
+# min_rows = 1       # the fewest of this party's rows in a node of a tree whose sums it sends; rows of smaller nodes are
+#                    # counted with those of the node beside
 # matches = 0        # asks, over all jobs, that may read the ids of this party's rows, to match them with rows of other
 #                    # parties: it reveals whom they have in common. 0 refuses jobs over columns
 # class_weights = 1000.0    # a job may weigh classes in the training loss by 1/1000 to 1000; 1 refuses other weights
@@ -213,6 +215,7 @@ class Policy:
     model: str | None = None
     functions: tuple[str, ...] = ()
     min_cohort: int = 1
+    min_rows: int = 1
     matches: int = 0
     class_weights: float = 1000.0
     max_bytes: int = 2**34
@@ -224,8 +227,9 @@ class Policy:
     peers: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
-        if self.min_cohort < 1:
-            raise ConfigError(f"min_cohort must be at least 1, got {self.min_cohort}")
+        for name in ("min_cohort", "min_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.matches < 0:
             raise ConfigError(f"matches must not be negative, got {self.matches}")
         if self.class_weights < 1:

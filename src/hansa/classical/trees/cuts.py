@@ -1,0 +1,133 @@
+"""Learn the bins of features over the federation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.classical.domains import GRID, PIECES, REFINEMENTS, ValueProfile, quantiles
+from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
+from hansa.core.errors import DataError, PartyError
+from hansa.core.federation import Federation
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.registry import register
+
+
+@register("category-counts")
+@dataclass(frozen=True)
+class CategoryCounts(Op):
+    """The number of samples with each whole number from 0 to `most` - 1 in some features, and with other values."""
+
+    features: tuple[int, ...] = ()
+    most: int = 256
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        rows = rows_of(party.samples("statistics")[0])
+        listed = sorted(set(self.features)) == list(self.features) and all(0 <= f < rows.shape[1] for f in self.features)
+        if not 1 <= self.most <= MOST_BINS or not listed:
+            raise PartyError(f"category-counts: the features must be columns of the samples, and {MOST_BINS} categories "
+                             "are the most")  # fmt: skip
+        counts = torch.zeros(len(self.features), self.most + 1, dtype=torch.int64)
+        for row, feature in zip(counts, self.features, strict=True):
+            column = rows[:, feature].astype(np.float64)
+            known = column[~np.isnan(column)]
+            listed_values = (known >= 0) & (known < self.most) & (known == np.floor(known))
+            row[: self.most] = torch.from_numpy(np.bincount(known[listed_values].astype(np.int64), minlength=self.most))
+            row[self.most] = int((~listed_values).sum())
+        return Reply({"counts": counts}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"counts": ((len(self.features), self.most + 1), torch.int64)}
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        return "it has negative counts" if bool((reply.tensors["counts"] < 0).any()) else None
+
+
+@register("beyond-edges")
+@dataclass(frozen=True)
+class BeyondEdges(Op):
+    """For each edge, whether the party has a finite value above the edge; and for `below`, one under it."""
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        rows = rows_of(party.samples("statistics")[0]).astype(np.float64)
+        low, high = (sent(payload, name, (rows.shape[1], None)).cpu().numpy() for name in ("low", "high"))
+        finite = np.isfinite(rows)
+        least = np.where(finite, rows, np.inf).min(0)[:, None]
+        most = np.where(finite, rows, -np.inf).max(0)[:, None]
+        return Reply({"below": torch.from_numpy((least < low).astype(np.int64)),
+                      "above": torch.from_numpy((most > high).astype(np.int64))}), memory  # fmt: skip
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"below": (tuple(payload["low"].shape), torch.int64), "above": (tuple(payload["high"].shape), torch.int64)}
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        wrong = any(bool(((part < 0) | (part > 1)).any()) for part in reply.tensors.values())
+        return "it has numbers other than 0 and 1" if wrong else None
+
+
+async def extents(fed: Federation, features: int) -> tuple[Tensor, Tensor]:
+    """Bounds on the values of each feature: a secure minimum and maximum, by bisection over sums of indicators.
+
+    Seven exchanges of edges, each of which narrows the interval of an extent 32-fold. The bounds lie outside the values
+    by at most 2^-30 of the last power of 2. The aggregator learns how many parties have values beyond each edge.
+    """
+    powers = 2.0 ** torch.arange(-40, 64, dtype=torch.float64)
+    edges = torch.cat([-powers.flip(0), torch.zeros(1, dtype=torch.float64), powers]).repeat(features, 1)
+    low = high = edges
+    for step in range(REFINEMENTS + 1):
+        sums = (await fed.reduce(BeyondEdges(), {"low": low, "high": high})).sums
+        least = (sums["below"].cpu() == 0).sum(1).clamp(1, low.shape[1] - 1)  # edges with nothing below them come first
+        most = (sums["above"].cpu() > 0).sum(1).clamp(1, high.shape[1] - 1)
+        bottom, top = low.gather(1, least[:, None] - 1), high.gather(1, most[:, None])
+        if step == REFINEMENTS:
+            break
+        part = torch.arange(PIECES + 1, dtype=torch.float64) / PIECES
+        low = bottom + (low.gather(1, least[:, None]) - bottom) * part
+        high = high.gather(1, most[:, None] - 1) + (top - high.gather(1, most[:, None] - 1)) * part
+        high[:, -1:] = top
+    return bottom[:, 0], top[:, 0]
+
+
+async def learn_bins(fed: Federation, features: int, bins: int, categorical: Sequence[int], cuts: str) -> Bins:
+    """The bins of all features, by sums alone: at quantiles of all samples, or of equal width between the extents."""
+    points: list[list[float]] = [[] for _ in range(features)]
+    if categorical:
+        counts = (await fed.reduce(CategoryCounts(tuple(categorical), bins - 1))).sums["counts"].cpu()
+        for feature, row in zip(categorical, counts, strict=True):
+            if int(row[-1]):
+                raise DataError(
+                    f"column {feature} is categorical, and {int(row[-1])} of its values are not whole numbers from 0 to "
+                    f"{bins - 2}; number the categories from 0, or raise bins"
+                )
+            points[feature] = row[:-1].nonzero().flatten().double().tolist()
+    numeric = [feature for feature in range(features) if feature not in set(categorical)]
+    if cuts == "extents" and numeric:
+        low, high = await extents(fed, features)
+        for feature in numeric:
+            edges = low[feature] + (high[feature] - low[feature]) * torch.arange(1, bins, dtype=torch.float64) / bins
+            points[feature] = sorted(set(edges.tolist())) if high[feature] > low[feature] else []
+    elif numeric:
+        for feature, row in (await _at_quantiles(fed, features, numeric, bins)).items():
+            points[feature] = row
+    return Bins.of_features(points, categorical)
+
+
+async def _at_quantiles(fed: Federation, features: int, numeric: Sequence[int], bins: int) -> dict[int, list[float]]:
+    """Cuts between neighbouring values where they are few whole numbers, at quantiles of all samples elsewhere."""
+    profile = (await fed.reduce(ValueProfile(features))).sums
+    off, grid = profile["off"].cpu(), profile["grid"].cpu()
+    found, many = {}, []
+    for feature in numeric:
+        values = (torch.nonzero(grid[feature]).flatten() - GRID).double()
+        if int(off[feature]) == 0 and len(values) <= bins:
+            found[feature] = ((values[:-1] + values[1:]) / 2).tolist()
+        else:
+            many.append(feature)
+    if many:
+        rows = await quantiles(fed, many, profile["known"].cpu()[many], bins)
+        found.update(dict(zip(many, rows, strict=True)))
+    return found

@@ -1,0 +1,267 @@
+"""The party's side of tree growth: sums of statistics by node, feature and bin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.classical.trees import gradients as losses_of
+from hansa.classical.trees.bins import CODES, Bins, Coded
+from hansa.classical.trees.table import TreeArrays
+from hansa.core import rng
+from hansa.core.errors import PartyError
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.registry import register
+from hansa.core.stopping import go_on
+
+Array = np.ndarray[Any, Any]
+MOST_SLOTS = 2**14  # nodes of an ask
+MOST_NUMBERS = 2**26  # in a reply
+MARGIN, SEEN, DATA = "boosting/margins", "boosting/trees", "boosting/data"
+
+
+def histograms(codes: Array, features: Array, bins: Bins, slot: Array, slots: int, statistics: Array) -> Array:
+    """The sums [slots, statistics, bins] of each sample's statistics [statistics, samples], which are whole numbers.
+
+    `slot` is the slot of each sample, -1 for samples that are not counted. Bins are those of `features`, in their order.
+    """
+    counted = np.flatnonzero(slot >= 0)
+    at = slot[counted].astype(np.int64)
+    numbers = np.ascontiguousarray(statistics[:, counted])
+    widths = bins.widths[features]
+    out = np.zeros((slots, len(statistics), int(widths.sum())), dtype=np.int64)
+    ones = [bool((row == 1).all()) for row in numbers]
+    begin = 0
+    for feature, width in zip(features.tolist(), widths.tolist(), strict=True):
+        go_on()
+        place = codes[feature].take(counted) + at * width
+        for row, values in enumerate(numbers):
+            sums = np.bincount(place, None if ones[row] else values, minlength=slots * width)
+            out[:, row, begin : begin + width] = sums.reshape(slots, width)
+        begin += width
+    return out
+
+
+class TreeOp(Op):
+    """Base of the ops that send sums by node, feature and bin.
+
+    The payload has the `bins`, the `trees` that grow, the `slots` (tree and node) and the `features` to count. A reply
+    holds whole numbers: for each output a sum of gradients, then a sum of second derivatives unless `constant`, then
+    the number of samples.
+    """
+
+    update: ClassVar[str | None] = None
+    outputs: int
+    constant: bool
+
+    @property
+    def rows(self) -> int:
+        """The statistics of each bin."""
+        return self.outputs + (1 if self.constant else 2)
+
+    @property
+    def highest(self) -> int:
+        """The largest absolute gradient of a sample, as a whole number."""
+        raise TypeError(f"the op {self.name!r} does not define highest")
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        bins, features = Bins.of(payload["bins"]), _features(payload, len(payload["bins"]["categorical"]))
+        size = len(_slots(payload)), self.rows, int(bins.widths[features].sum())
+        if np.prod(size, dtype=object) > MOST_NUMBERS:
+            raise PartyError(f"the ask wants sums of the shape {size}, and {MOST_NUMBERS} numbers are the most")
+        return {"sums": (size, torch.int64)}
+
+    def counted(self, coded: Coded, bins: Bins, payload: Payload, statistics: Array, used: Array, small: int) -> Tensor:
+        """The reply's sums; `used` [trees, samples] or [samples] says which samples count."""
+        trees = TreeArrays.of(payload["trees"], bins)
+        slots = _slots(payload)
+        if len(slots) and (slots.min() < 0 or slots[:, 0].max() >= len(trees.roots)
+                           or slots[:, 1].max() >= len(trees.feature)):  # fmt: skip
+            raise PartyError("malformed ask: it wants sums of nodes that its trees do not have")
+        features = _features(payload, len(bins.widths))
+        out = np.zeros((len(slots), self.rows, int(bins.widths[features].sum())), dtype=np.int64)
+        for tree in np.unique(slots[:, 0]).tolist():
+            mine = np.flatnonzero(slots[:, 0] == tree)
+            table = np.full(len(trees.feature), -1, dtype=np.int64)
+            table[slots[mine, 1]] = np.arange(len(mine))
+            rows = np.flatnonzero(used[tree] if used.ndim == 2 else used)
+            codes = coded.codes if len(rows) == coded.codes.shape[1] else np.ascontiguousarray(coded.codes[:, rows])
+            slot = table[trees.leaves(codes, bins, tree, small)]
+            numbers = self.of_tree(statistics, tree)[:, rows]
+            out[mine] = histograms(codes, features, bins, slot, len(mine), numbers)
+        return torch.from_numpy(out)
+
+    def of_tree(self, statistics: Array, tree: int) -> Array:
+        """The statistics [rows, samples] that a tree sums."""
+        return statistics
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        sums = reply.tensors.get("sums")
+        return None if sums is None else self.contradiction(sums.cpu().numpy(), payload, reply.weight)
+
+    def contradiction(self, sums: Array, payload: Payload, samples: int) -> str | None:
+        """Why sums over at most this many samples are impossible, or None."""
+        bins, features = Bins.of(payload["bins"]), _features(payload, len(payload["bins"]["categorical"]))
+        counts = sums[:, -1]
+        if counts.size and (counts.min() < 0 or counts.sum(1).max() > samples * len(features)):
+            return "it has negative counts, or counts more samples than the party has"
+        if bool((np.abs(sums[:, : self.outputs]) > self.highest * counts[:, None]).any()):
+            return "it has sums of gradients that its counts do not allow"
+        if not self.constant and bool(((sums[:, -2] < 0) | (sums[:, -2] > self.highest * counts)).any()):
+            return "it has sums of second derivatives that its counts do not allow"
+        edges = np.concatenate([[0], np.cumsum(bins.widths[features])])[:-1].astype(np.int64)
+        if sums.size:
+            totals = np.add.reduceat(sums, edges, axis=2)
+            if bool((totals != totals[:, :, :1]).any()):
+                return "the totals of its sums differ between features"
+        return None
+
+
+def _slots(payload: Payload) -> Array:
+    slots = payload.get("slots")
+    if not isinstance(slots, Tensor) or slots.dtype != torch.int64 or slots.dim() != 2 or slots.shape[1] != 2:
+        raise PartyError("malformed ask: 'slots' must be pairs of a tree and a node")
+    if len(slots) > MOST_SLOTS:
+        raise PartyError(f"the ask wants sums of {len(slots)} nodes, and {MOST_SLOTS} are the most")
+    return slots.cpu().numpy()
+
+
+def _features(payload: Payload, most: int) -> Array:
+    features = payload.get("features")
+    if not isinstance(features, Tensor) or features.dtype != torch.int64 or features.dim() != 1 or not len(features):
+        raise PartyError("malformed ask: 'features' must be the numbers of some features")
+    found: Array = features.cpu().numpy()
+    if found[0] < 0 or found[-1] >= most or bool((np.diff(found) <= 0).any()):
+        raise PartyError(f"malformed ask: 'features' must ascend from 0 to {most - 1}")
+    return found
+
+
+def targets(party: Party, y: Tensor, classes: int) -> Array:
+    """A party's targets: class numbers below `classes`, or one number per sample if `classes` is 0."""
+    if y.dim() != 1:
+        raise PartyError(f"trees need one target per sample, and the targets here have the shape {tuple(y.shape)}")
+    found: Array = y.cpu().numpy()
+    if not classes:
+        return found.astype(np.float64)
+    if y.is_floating_point() or (len(found) and (found.min() < 0 or found.max() >= classes)):
+        raise PartyError(f"the job has {classes} classes, and a label here is not a class number below that")
+    return found
+
+
+@register("gradient-histograms")
+@dataclass(frozen=True)
+class GradientHistograms(TreeOp):
+    """Sums of gradients, second derivatives and counts by node, feature and bin, at the present outputs of the model.
+
+    `trees` is the number of earlier trees. A party remembers their outputs for its samples. The first ask of a round
+    sends all earlier trees (`before`), later ones rely on the memory. `held` is the share of samples that only measure
+    the model: the reply to the first ask has their loss, `loss`, and their number, `held`. `sample` is the share of
+    rows that a tree uses. Rows are drawn by `key`, the party and the row. `points` is the resolution of surrogates
+    (`sketches.surrogates`); 0 for the samples themselves.
+    """
+
+    loss: str = "logistic"
+    classes: int = 2
+    bound: float = 1.0
+    bits: int = 30
+    trees: int = 0
+    held: float = 0.0
+    sample: float = 1.0
+    key: int = 0
+    min_rows: int = 1
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        return 1
+
+    @property
+    def constant(self) -> bool:  # type: ignore[override]
+        return self.loss == "squared"
+
+    @property
+    def highest(self) -> int:
+        return int(2**self.bits)
+
+    def _check(self) -> None:
+        sound = self.loss in losses_of.LOSSES and 0 <= self.classes <= 2**15 and 0 < self.bound < 2.0**100
+        sound = sound and 1 <= self.bits <= 40 and self.trees >= 0 and 0 <= self.held < 1 and 0 < self.sample <= 1
+        if not sound:
+            raise PartyError(
+                f"gradient-histograms asks for the loss {self.loss!r} of {self.classes} classes with {self.bits} bits "
+                f"and a bound of {self.bound:g}; losses: {', '.join(losses_of.LOSSES)}; 1 to 40 bits"
+            )
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        self._check()
+        x, y = party.samples("statistics")
+        bins = Bins.of(payload["bins"], int(np.prod(x.shape[1:])))
+        coded = CODES.coded(x, bins, _points(payload))
+        labels = targets(party, y, self.classes)
+        margins, memory = self._margins(coded, bins, payload, memory)
+        drawn = rng.uniforms(rng.folded(self.key, 0, party.id), len(labels)) if self.held else None
+        used = np.ones(len(labels), dtype=bool) if drawn is None else drawn >= self.held
+        tensors = {}
+        if "before" in payload:
+            outside = ~used
+            each = losses_of.losses(self.loss, margins[outside], labels[outside], self.bound)
+            tensors = {"loss": torch.tensor(int(each.sum())), "held": torch.tensor(int(outside.sum()))}
+        if self.sample < 1:
+            used &= rng.uniforms(rng.folded(self.key, 1 + self.trees, party.id), len(labels)) < self.sample
+        g, h = losses_of.gradients(self.loss, margins, labels)
+        g, h = losses_of.rounded(g, self.bound, self.bits), losses_of.rounded(h, 1.0, self.bits)
+        statistics = np.stack([g.T, h.T, np.ones_like(g.T)])  # [kinds, outputs, samples]
+        small = max(self.min_rows, party.min_rows)
+        tensors["sums"] = self.counted(coded, bins, payload, statistics, used, small)
+        return Reply(tensors, weight=len(labels)), memory
+
+    def of_tree(self, statistics: Array, tree: int) -> Array:
+        chosen = statistics[:, tree % statistics.shape[1]]
+        return chosen[[0, 2]] if self.constant else chosen
+
+    def _margins(self, coded: Coded, bins: Bins, payload: Payload, memory: Memory) -> tuple[Array, Memory]:
+        """The outputs of the earlier trees for the party's samples, and the memory with them."""
+        width = losses_of.outputs_of(self.loss, self.classes)
+        base = payload.get("base")
+        if not isinstance(base, Tensor) or base.shape != (width,) or not bool(torch.isfinite(base).all()):
+            raise PartyError(f"malformed ask: 'base' must be {width} finite numbers")
+        known = memory.get(MARGIN)
+        same = known is not None and known.shape == (coded.codes.shape[1], width) and int(memory[DATA]) == coded.digest
+        seen = int(memory[SEEN]) if same else 0
+        if "before" not in payload:
+            if (same and seen == self.trees) or not self.trees:
+                start = known if same and seen == self.trees else None
+                return self._start(start, base, coded), memory
+            raise PartyError(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
+        before = TreeArrays.of(payload["before"], bins)
+        if len(before.roots) != self.trees or (self.trees and before.outputs.max() >= width):
+            raise PartyError(f"malformed ask: it should have {self.trees} earlier trees, of {width} outputs")
+        if not same or seen > self.trees:
+            known, seen = None, 0
+        margins = self._start(known, base, coded)
+        before.add_to(margins, coded.codes, bins, seen)
+        kept = {MARGIN: torch.from_numpy(margins), SEEN: torch.tensor(self.trees), DATA: torch.tensor(coded.digest)}
+        return margins, {**memory, **kept}
+
+    @staticmethod
+    def _start(known: Tensor | None, base: Tensor, coded: Coded) -> Array:
+        if known is not None:
+            return known.cpu().numpy().copy()
+        return np.tile(base.cpu().numpy().astype(np.float64), (coded.codes.shape[1], 1))
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        first: dict[str, Shape] = {"loss": ((), torch.int64), "held": ((), torch.int64)} if "before" in payload else {}
+        return {**super().expects(payload), **first}
+
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        return {"steps": 1}
+
+
+def _points(payload: Payload) -> int:
+    points = payload.get("points", 0)
+    if isinstance(points, bool) or not isinstance(points, int) or not 0 <= points < 2**16:
+        raise PartyError("malformed ask: 'points' must be a whole number below 65,536")
+    return points

@@ -1,0 +1,87 @@
+"""What trees need to know about the targets before they grow: class counts, or the mean and the range of numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hansa.classical.trees.gradients import rounded
+from hansa.classical.trees.histograms import targets
+from hansa.core.errors import PartyError
+from hansa.core.federation import Federation
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.registry import register
+
+LOWEST, HIGHEST = -100, 100  # powers of 2 that bound targets
+MEAN_BITS = 20
+
+
+@register("class-counts")
+@dataclass(frozen=True)
+class ClassCounts(Op):
+    """The number of samples of each class."""
+
+    classes: int = 2
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        if not 1 <= self.classes <= 2**15:
+            raise PartyError(f"class-counts asks for {self.classes} classes, and 1 to 32,768 are allowed")
+        labels = targets(party, party.samples("statistics")[1], self.classes)
+        return Reply({"counts": torch.from_numpy(np.bincount(labels, minlength=self.classes))}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"counts": ((self.classes,), torch.int64)}
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        return "it has negative counts" if bool((reply.tensors["counts"] < 0).any()) else None
+
+
+@register("target-range")
+@dataclass(frozen=True)
+class TargetRange(Op):
+    """The power of 2 that bounds a party's targets about `centre`, as a 1 in its place; their number and sum.
+
+    The sum is that of (y - centre) / 2^`power`, in units of 2^-20. In the sum over parties, the last place that is not
+    0 is the largest power: a maximum of which the aggregator learns no more than how many parties have which power.
+    """
+
+    centre: float = 0.0
+    power: int = HIGHEST
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        if not math.isfinite(self.centre) or not LOWEST <= self.power <= HIGHEST:
+            raise PartyError(f"target-range: the power must lie in {LOWEST} to {HIGHEST}, got {self.power}")
+        y = targets(party, party.samples("statistics")[1], 0) - self.centre
+        most = float(np.abs(y).max())
+        power = min(max(math.frexp(most)[1], LOWEST), HIGHEST) if most else LOWEST
+        places = torch.zeros(HIGHEST - LOWEST + 1, dtype=torch.int64)
+        places[power - LOWEST] = 1
+        total = int(rounded(y, 2.0**self.power, MEAN_BITS).sum())
+        return Reply({"places": places, "sum": torch.tensor(total), "count": torch.tensor(len(y))}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"places": ((HIGHEST - LOWEST + 1,), torch.int64), "sum": ((), torch.int64), "count": ((), torch.int64)}
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        places, count = reply.tensors["places"], int(reply.tensors["count"])
+        if int(places.sum()) != 1 or int(places.min()) < 0 or count < 1:
+            return "it must have one power of 2 and at least one sample"
+        return "its sum is beyond its samples" if abs(int(reply.tensors["sum"])) > count << MEAN_BITS else None
+
+
+async def mean_and_bound(fed: Federation) -> tuple[float, float, int]:
+    """The mean of all targets, a power of 2 above their distance from it, and their number; in four exchanges.
+
+    The second pass takes sums about the mean of the first one, so that targets far from 0 keep their digits.
+    """
+    centre, power, count = 0.0, HIGHEST, 0
+    for _ in range(2):
+        sums = (await fed.reduce(TargetRange(centre, HIGHEST))).sums
+        power = int(sums["places"].nonzero().max()) + LOWEST
+        sums = (await fed.reduce(TargetRange(centre, power))).sums
+        count = int(sums["count"])
+        centre += int(sums["sum"]) / count * 2.0 ** (power - MEAN_BITS)
+    return centre, 2.0 ** (power + 1), count
