@@ -26,7 +26,7 @@ def adult(folder: Path) -> tuple[Samples, Samples, tuple[int, ...]]:
     """Training samples, test samples and the categorical columns; texts are numbered in the order of the alphabet."""
     tables = []
     for name in ("adult.data.gz", "adult.test.gz"):
-        lines = gzip.open(folder / name, "rt").read().splitlines()
+        lines = gzip.decompress((folder / name).read_bytes()).decode().splitlines()
         tables.append([line.rstrip(".").split(", ") for line in lines if line.count(",") == 14])
     columns = list(zip(*(row for table in tables for row in table), strict=True))
     numbers, categorical = [], []
@@ -62,7 +62,8 @@ def ours(train: Samples, test: Samples, parties: int, rounds: int, privacy: Any,
                             on_round=lambda line: at.append(time.perf_counter()))  # fmt: skip
     steps = np.diff(at)
     return {"first": round(float(steps[0]), 3), "per_tree": round(float(np.median(steps[1:-1])), 4),
-            "auc": round(result.summary["auc"], 5), "megabytes_up": round(result.summary["bytes_up"] / 1e6 / rounds, 2)}
+            "auc": round(result.summary["auc"], 5),
+            "megabytes_up": round(result.summary["bytes_up"] / 1e6 / rounds, 2)}  # fmt: skip
 
 
 def peers(train: Samples, test: Samples, rounds: int, depth: int, bins: int, threads: int) -> dict[str, Any]:
@@ -83,9 +84,10 @@ def peers(train: Samples, test: Samples, rounds: int, depth: int, bins: int, thr
         found["lightgbm"] = {"per_tree": round(spent / rounds, 4),
                              "auc": round(roc_auc_score(test[1], model.predict(test[0])), 5)}  # fmt: skip
     start = time.perf_counter()
-    forest = HistGradientBoostingClassifier(max_iter=rounds, max_depth=depth, max_leaf_nodes=2**depth, learning_rate=0.3,
-                                            l2_regularization=1.0, min_samples_leaf=1, early_stopping=False,
-                                            max_bins=min(255, bins)).fit(*train)  # fmt: skip
+    forest = HistGradientBoostingClassifier(
+        max_iter=rounds, max_depth=depth, max_leaf_nodes=2**depth, learning_rate=0.3, l2_regularization=1.0,
+        min_samples_leaf=1, early_stopping=False, max_bins=min(255, bins),
+    ).fit(*train)  # fmt: skip
     found["scikit-learn"] = {"per_tree": round((time.perf_counter() - start) / rounds, 4),
                              "auc": round(roc_auc_score(test[1], forest.predict_proba(test[0])[:, 1]), 5)}  # fmt: skip
     return found

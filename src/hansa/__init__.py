@@ -81,6 +81,7 @@ _EXPORTS = {
     "ID3": "hansa.classical",
     "KernelSVM": "hansa.classical",
     "LeastSquares": "hansa.classical",
+    "RandomForest": "hansa.classical",
     "LinearSVM": "hansa.classical",
     "LogisticNewton": "hansa.classical",
     "MatchPermute": "hansa.matching",

@@ -6,14 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 Node = dict[str, Any]
 
 
 @dataclass
 class PlainBoosting:
-    """Boosting on samples x with given cuts per feature; `unit` is the step to which derivatives are rounded, 0 for none."""
+    """Boosting on samples with given cuts; `unit` is the step to which derivatives are rounded, 0 for none."""
 
     cuts: list[list[float]]
     loss: str
@@ -62,7 +60,8 @@ class PlainBoosting:
 
     def node(self, x: Any, g: list[float], h: list[float], rows: list[int], depth: int) -> Node:
         whole_g, whole_h = math.fsum(g[i] for i in rows), math.fsum(h[i] for i in rows)
-        found: Node = {"count": len(rows), "value": -self.lr * whole_g / (whole_h + self.l2) if whole_h + self.l2 else 0.0}
+        below = whole_h + self.l2
+        found: Node = {"count": len(rows), "value": -self.lr * whole_g / below if below else 0.0}
         best, choice = 0.0, None
         for feature, cuts in enumerate(self.cuts if depth < self.depth else []):
             for cut in [*cuts, math.inf]:
@@ -84,8 +83,8 @@ class PlainBoosting:
         right = sorted(set(rows) - set(left))
         if not any(math.isnan(x[i][feature]) for i in rows):
             missing_left = len(left) >= len(right)
-        children = [self.node(x, g, h, part, depth + 1) for part in (left, right)]
-        return {**found, "feature": feature, "cut": cut, "missing_left": missing_left, "gain": best, "children": children}
+        found |= {"feature": feature, "cut": cut, "missing_left": missing_left, "gain": best}
+        return {**found, "children": [self.node(x, g, h, part, depth + 1) for part in (left, right)]}
 
 
 def goes_left(value: float, cut: float, missing_left: bool) -> bool:

@@ -4,8 +4,9 @@ from hansa.classical.id3 import ID3
 from hansa.classical.inference import Coefficient, coefficients
 from hansa.classical.linear import KernelSVM, LeastSquares, LinearSVM, LogisticNewton
 from hansa.classical.naive_bayes import GaussianNB
-from hansa.classical.trees import Boosting
+from hansa.classical.trees import Boosting, RandomForest
 
 __all__ = [
-    "ID3", "Boosting", "Coefficient", "GaussianNB", "KernelSVM", "LeastSquares", "LinearSVM", "LogisticNewton", "coefficients",
+    "ID3", "Boosting", "Coefficient", "GaussianNB", "KernelSVM", "LeastSquares", "LinearSVM", "LogisticNewton",
+    "RandomForest", "coefficients",
 ]  # fmt: skip

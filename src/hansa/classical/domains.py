@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.classical.cache import CACHE
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -46,9 +48,14 @@ class RankCounts(Op):
     features: tuple[int, ...] = ()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        flat = party.samples("statistics")[0].flatten(1).double().cpu()
-        columns = flat[:, list(self.features)].T.contiguous()
-        ordered = torch.where(torch.isnan(columns), torch.inf, columns).sort(1).values
+        x = party.samples("statistics")[0]
+
+        def ordered_columns() -> tuple[Tensor, int]:
+            columns = x.flatten(1).double().cpu()[:, list(self.features)].T.contiguous()
+            ordered = torch.from_numpy(np.sort(torch.where(torch.isnan(columns), torch.inf, columns).numpy(), axis=1))
+            return ordered, 8 * ordered.numel()
+
+        ordered = CACHE.get(x, ("sorted", self.features), ordered_columns)
         return Reply({"below": torch.searchsorted(ordered, payload["edges"].cpu().contiguous(), right=True)}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:

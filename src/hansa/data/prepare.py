@@ -117,7 +117,7 @@ class KeepFeatures(DataOp):
 @register("keep-missing")
 @dataclass(frozen=True)
 class KeepMissing(Preparation):
-    """Leave the features as they are, and missing values (NaN) missing: for algorithms that can use them, such as trees.
+    """Leave the features as they are, and missing values (NaN) missing, for algorithms that can use them (trees).
 
     Nothing is exchanged. Algorithms that cannot use missing values are refused.
     """

@@ -21,6 +21,7 @@ from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build
 from hansa.core.task import Task
+from hansa.data.prepare import KeepMissing
 from hansa.report.diagnosis import without_effect
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
@@ -36,6 +37,7 @@ class _Federated(BaseEstimator, ABC):  # type: ignore[misc]
     privacy: Mapping[str, Any] | None
     run: Mapping[str, Any] | None
     result_: Result
+    _finite: ClassVar[bool | str] = True  # "allow-nan" if features may be missing
 
     @abstractmethod
     def _algorithm(self) -> Algorithm: ...
@@ -46,10 +48,12 @@ class _Federated(BaseEstimator, ABC):  # type: ignore[misc]
     def fit(self, X: Any, y: Any = None, parties: Any = None) -> Self:
         """Train on the samples of all parties: a list of pairs (x, y), or one table with the party of each row."""
         x, y, owner = _pooled(X, y, parties)
-        x, y = validate_data(self, x, y, dtype=np.float64, y_numeric=not isinstance(self, ClassifierMixin))
+        x, y = validate_data(self, x, y, dtype=np.float64, y_numeric=not isinstance(self, ClassifierMixin),
+                             ensure_all_finite=self._finite)  # fmt: skip
         targets, loss, classes = self._targets(y)
         held = [(x[owner == name], targets[owner == name]) for name in dict.fromkeys(owner.tolist())]
-        task = Task(self._model(), loss, held, classes=classes)
+        prepare = None if self._finite is True else KeepMissing()
+        task = Task(self._model(), loss, held, classes=classes, prepare=prepare)
         settings = {"rounds": self.rounds, "seed": self.seed, **(self.run or {})}
         self.result_ = simulate(self._algorithm(), task, privacy=self.privacy, progress=False, **settings)
         reason = without_effect(self.result_.history)
@@ -67,7 +71,8 @@ class _Federated(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _scores(self, X: Any) -> Any:
         check_is_fitted(self, "result_")
-        return self.result_.predict(validate_data(self, X, dtype=np.float64, reset=False)).cpu().double().numpy()
+        x = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite=self._finite)
+        return self.result_.predict(x).cpu().double().numpy()
 
 
 class _Classifier(ClassifierMixin, _Federated):  # type: ignore[misc]

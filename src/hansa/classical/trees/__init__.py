@@ -1,5 +1,6 @@
 """Boosted trees and forests, grown from sums."""
 
 from hansa.classical.trees.boosting import Boosting
+from hansa.classical.trees.forest import RandomForest
 
-__all__ = ["Boosting"]
+__all__ = ["Boosting", "RandomForest"]

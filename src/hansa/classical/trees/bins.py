@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
+from hansa.classical.cache import CACHE
+from hansa.classical.trees.sketches import surrogates
 from hansa.core.errors import PartyError
 from hansa.core.stopping import go_on
 
 Array = np.ndarray[Any, Any]
 MOST_BINS = 65_535  # of a feature: bin numbers are stored in 16 bits, and one stands for missing values
-CACHED = 2**31  # bytes of bin numbers that a process keeps
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,36 +122,14 @@ class Coded:
     digest: int
 
 
-class CodeCache:
-    """Bin numbers of samples that were encoded before, as long as the samples are in memory.
+def coded(x: Tensor, bins: Bins, points: int = 0) -> Coded:
+    """The bin numbers of a party's samples; with `points`, of the party's surrogates of them."""
+    bins_digest = bins.digest()
 
-    An entry is found by the place of the samples in memory. The weak reference keeps that place from being used again
-    for other samples, and the version counter of the tensor tells of changes.
-    """
-
-    def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[Any, ...], tuple[StorageWeakRef, Coded]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def coded(self, x: Tensor, bins: Bins, points: int = 0) -> Coded:
-        """The bin numbers of samples; with `points`, of the party's surrogates of them (`sketches.surrogates`)."""
-        storage = StorageWeakRef(x.untyped_storage())
-        place = (storage.cdata, x.storage_offset(), tuple(x.shape), x.stride(), x.dtype, x._version)
-        key = (*place, bins.digest(), points)
-        with self._lock:
-            if key in self._entries:
-                self._entries.move_to_end(key)
-                return self._entries[key][1]
+    def make() -> tuple[Coded, int]:
         rows = rows_of(x)
-        digest = hashlib.blake2b(np.ascontiguousarray(rows).tobytes() + bins.digest(), digest_size=8).digest()
-        coded = Coded(bins.codes(rows), int.from_bytes(digest, "little", signed=True))
-        with self._lock:
-            self._entries[key] = storage, coded
-            for old in [old for old, (kept, _) in self._entries.items() if kept.expired()]:
-                del self._entries[old]
-            while len(self._entries) > 1 and sum(c.codes.nbytes for _, c in self._entries.values()) > CACHED:
-                self._entries.popitem(last=False)
-        return coded
+        digest = hashlib.blake2b(np.ascontiguousarray(rows).tobytes() + bins_digest, digest_size=8).digest()
+        codes = bins.codes(surrogates(rows, bins.categorical, points) if points else rows)
+        return Coded(codes, int.from_bytes(digest, "little", signed=True)), codes.nbytes
 
-
-CODES = CodeCache()
+    return CACHE.get(x, ("bins", bins_digest, points), make)

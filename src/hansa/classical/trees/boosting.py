@@ -1,36 +1,31 @@
-"""Gradient boosting on histograms (Friedman 2001; Chen and Guestrin 2016): parties send sums, the aggregator grows trees."""
+"""Gradient boosting on histograms (Friedman 2001; Chen and Guestrin 2016): the aggregator grows trees from sums."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.classical.trees import cuts as cut_points
 from hansa.classical.trees import gradients
-from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
-from hansa.classical.trees.growth import Growth, Slots
+from hansa.classical.trees.bins import Bins
+from hansa.classical.trees.ensemble import SumsAsker, TreeEnsemble
+from hansa.classical.trees.growth import Growth
 from hansa.classical.trees.histograms import GradientHistograms
 from hansa.classical.trees.splits import SplitRule
-from hansa.classical.trees.table import MOST_DEPTH, TreeArrays, TreeTable
+from hansa.classical.trees.table import TreeArrays, TreeTable
 from hansa.classical.trees.targets import ClassCounts, mean_and_bound
 from hansa.core import rng
-from hansa.core.algorithm import Algorithm, Problem, State
-from hansa.core.errors import ConfigError, RoundAborted
+from hansa.core.algorithm import Problem, State
+from hansa.core.ask import Reduced
+from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.objective import Objective
-from hansa.core.op import Payload
 from hansa.core.params import Params
-from hansa.core.predictor import Predictor
 from hansa.core.registry import register
-
-NUMBERS = 2**22  # of a reply: more nodes are asked for in turn
-CUTS = ("quantiles", "extents")
 
 
 class _Stop(Exception):
@@ -39,38 +34,30 @@ class _Stop(Exception):
 
 @register("boosting")
 @dataclass(frozen=True)
-class Boosting(Algorithm):
+class Boosting(TreeEnsemble):
     """Gradient boosted trees from sums. Equal to histogram boosting on the samples of all parties, for any partition.
 
     Each round adds a tree, with more than two classes one per class. A split has the largest gain of Chen and Guestrin
     2016 (XGBoost), a leaf the value -lr G / (H + l2). Trees grow level by level, or leaf by leaf up to `leaves` leaves
-    (`growth = "leaves"`; Ke et al. 2017). Missing values take the direction that gains more. `categorical` lists columns
-    of categories, which are split into two groups. `rows` and `columns` are the shares of samples and features of a
-    tree. With `held_out`, that share of each party's samples measures the model, and `patience` rounds without progress
-    end the run.
+    (`growth = "leaves"`; Ke et al. 2017). Missing values take the direction that gains more. `rows` and `columns` are
+    the shares of samples and features of a tree. With `held_out`, that share of each party's samples measures the
+    model; after `patience` rounds without progress the run ends, with the trees of the best round. For the other
+    fields see `TreeEnsemble`.
     """
 
     lr: float = 0.3
-    max_depth: int = 6
-    bins: int = 256
     l2: float = 1.0
     gamma: float = 0.0
-    min_samples: int = 1
     min_weight: float = 0.0
     growth: str = "levels"
     leaves: int = 31
     rows: float = 1.0
     columns: float = 1.0
-    categorical: tuple[int, ...] = ()
-    cuts: str = "quantiles"
     held_out: float = 0.0
     patience: int | None = None
-    min_rows: int = 1
-    trains: ClassVar[bool] = False
-    takes_missing: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_shared(self)
+        super().__post_init__()
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"boosting: lr must be positive, got {self.lr}")
         for name in ("l2", "gamma", "min_weight"):
@@ -88,14 +75,6 @@ class Boosting(Algorithm):
         if self.patience is not None and (self.patience < 1 or not self.held_out):
             raise ConfigError("boosting: patience is a number of rounds from 1, and needs held_out above 0 (0.1)")
 
-    @property
-    def verbs(self) -> frozenset[str]:
-        return frozenset({"reduce"})
-
-    def check(self, problem: Problem) -> None:
-        super().check(problem)
-        check_columns(self.name, self.categorical, math.prod(problem.shape))
-
     def init(self, problem: Problem) -> State:
         classes = problem.classes or 0
         loss = "squared" if not classes else "logistic" if classes == 2 else "softmax"
@@ -110,15 +89,17 @@ class Boosting(Algorithm):
             slots |= await self._start(fed, slots)
         bins = Bins.of(slots["bins"])
         before = TreeArrays.of(slots["trees"], bins)
-        table, sums = TreeTable(1), _Sums(self, fed, slots, bins, before)
-        growth = Growth(sums.ask, bins, sums.features, self._rule(slots), lambda s: self._value(slots, s),
-                        self.max_depth, self.leaves if self.growth == "leaves" else None)  # fmt: skip
+        sums = self._asker(fed, slots, bins, before)
+        table, rule = TreeTable(1), self._rule(slots)
+        growth = Growth(sums.ask, bins, sums.features, rule, lambda found: self._value(rule, found), self.max_depth,
+                        self.leaves if self.growth == "leaves" else None)  # fmt: skip
+        outputs = gradients.outputs_of(slots["loss"], slots["classes"])
         try:
-            await growth.grow(table, range(gradients.outputs_of(slots["loss"], slots["classes"])))
+            await growth.grow(table, range(outputs))
         except _Stop:
-            best = int(slots["held"].argmin()) if len(slots["held"]) else 0
-            return state.replace(**slots, best=best, done=True)
-        return state.replace(**{**slots, "trees": before.joined(table.arrays()).payload()})
+            best = before.first(outputs * int(sums.held.argmin()))
+            return state.replace(**{**slots, "held": sums.held, "trees": best.payload(), "done": True})
+        return state.replace(**{**slots, "held": sums.held, "trees": before.joined(table.arrays()).payload()})
 
     async def _start(self, fed: Federation, slots: Mapping[str, Any]) -> dict[str, Any]:
         """What is learned once: the base scores, the scale of gradients, and the bins."""
@@ -129,16 +110,25 @@ class Boosting(Algorithm):
         else:
             mean, reach, n = await mean_and_bound(fed)
             base, bound = np.array([mean]), 4 * reach  # outputs may pass the targets: room for that
-        bins = await cut_points.learn_bins(fed, slots["features"], self.bins, self.categorical, self.cuts)
-        return {"base": torch.from_numpy(base), "bound": bound, "bits": gradients.unit_bits(n), "bins": bins.payload()}
+        scale = {"base": torch.from_numpy(base), "bound": bound, "bits": gradients.unit_bits(n)}
+        return {**scale, **await self.learn_bins(fed, slots["features"])}
+
+    def _asker(self, fed: Federation, slots: Mapping[str, Any], bins: Bins, before: TreeArrays) -> _RoundSums:
+        everything, trees = len(bins.widths), len(before.roots)
+        count = max(1, round(self.columns * everything))
+        drawn = rng.generator(slots["key"], "columns", trees).permutation(everything)[:count]
+        op = GradientHistograms(slots["loss"], slots["classes"], slots["bound"], slots["bits"], trees, self.held_out,
+                                self.rows, slots["key"], self.min_rows)  # fmt: skip
+        payload = {"bins": slots["bins"], "base": slots["base"], "before": before.payload()}
+        return _RoundSums(fed, op, bins, np.sort(drawn), payload, slots["points"], slots["held"], self.patience)
 
     def _rule(self, slots: Mapping[str, Any]) -> SplitRule:
         unit = 2.0 ** -slots["bits"]
         return SplitRule(1, slots["loss"] == "squared", slots["bound"] * unit, unit, self.l2, self.gamma,
                          self.min_samples, self.min_weight)  # fmt: skip
 
-    def _value(self, slots: Mapping[str, Any], sums: Any) -> Any:
-        g, h, _ = self._rule(slots).parts(sums)
+    def _value(self, rule: SplitRule, sums: Any) -> Any:
+        g, h, _ = rule.parts(sums)
         below = h + self.l2
         return -self.lr * g / below if below > 0 else 0.0 * g
 
@@ -146,93 +136,24 @@ class Boosting(Algorithm):
         return bool(state.slots["done"])
 
     def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
-        slots = state.slots
-        names = ("bins", "trees", "base", "best")
-        return "trees", {"classes": slots["classes"], "loss": slots["loss"],
-                         **{name: slots[name] for name in names if name in slots}}  # fmt: skip
+        names = ("classes", "loss", "bins", "trees", "base")
+        return "trees", {name: state.slots[name] for name in names if name in state.slots}
 
 
-class _Sums:
-    """Asks of one round: sums of nodes, in parts that fit a message, each checked."""
+@dataclass
+class _RoundSums(SumsAsker):
+    """The asks of a round of boosting: the first one brings the earlier trees, and the loss of held-out samples."""
 
-    def __init__(self, algorithm: Boosting, fed: Federation, slots: dict[str, Any], bins: Bins,
-                 before: TreeArrays) -> None:  # fmt: skip
-        self.algorithm, self.fed, self.slots, self.bins, self.before = algorithm, fed, slots, bins, before
-        everything = len(bins.widths)
-        count = max(1, round(algorithm.columns * everything))
-        draws = rng.generator(slots["key"], "columns", len(before.roots))
-        self.features = np.sort(draws.permutation(everything)[:count]) if count < everything else np.arange(everything)
-        self.op = GradientHistograms(slots["loss"], slots["classes"], slots["bound"], slots["bits"], len(before.roots),
-                                     algorithm.held_out, algorithm.rows, slots["key"], algorithm.min_rows)  # fmt: skip
-        self.first = True
+    held: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
+    patience: int | None = None
 
-    async def ask(self, trees: TreeArrays, nodes: Slots) -> Any:
-        size = self.op.rows * int(self.bins.widths[self.features].sum())
-        step = max(1, NUMBERS // size)
-        parts = [await self._part(trees, nodes[at : at + step]) for at in range(0, len(nodes), step)]
-        return np.concatenate(parts)
-
-    async def _part(self, trees: TreeArrays, nodes: Slots) -> Any:
-        payload: dict[str, Any] = {
-            "bins": self.slots["bins"], "trees": trees.payload(), "base": self.slots["base"],
-            "slots": torch.tensor(nodes, dtype=torch.int64), "features": torch.from_numpy(self.features),
-        }  # fmt: skip
-        if self.first:
-            payload["before"] = self.before.payload()
-        got = await self.fed.reduce(self.op, payload, uniform=True)
-        found = got.sums["sums"].cpu().numpy()
-        why = self.op.contradiction(found, payload, 2**46)
-        if why is not None:
-            raise RoundAborted(f"the sums of the parties are impossible ({why}): some party sent wrong numbers")
-        if self.first:
-            self.first = False
-            self._judge(int(got.sums["loss"]), int(got.sums["held"]))
-        return found
-
-    def _judge(self, loss: int, held: int) -> None:
-        """Keep the mean loss of the held-out samples before this round; stop if it has not improved for long."""
-        if not self.algorithm.held_out or held <= 0:
+    def answered(self, got: Reduced) -> None:
+        if self.payload.pop("before", None) is None:
             return
-        known = torch.cat([self.slots["held"], torch.tensor([loss / held * 2.0**-gradients.HELD_BITS], dtype=torch.float64)])
-        self.slots["held"] = known
-        patience = self.algorithm.patience
-        if patience is not None and len(known) - 1 - int(known.argmin()) >= patience:
+        held = int(got.sums["held"])
+        if held <= 0:
+            return
+        mean = int(got.sums["loss"]) / held * 2.0**-gradients.HELD_BITS
+        self.held = torch.cat([self.held, torch.tensor([mean], dtype=torch.float64)])
+        if self.patience is not None and len(self.held) - 1 - int(self.held.argmin()) >= self.patience:
             raise _Stop
-
-
-def _check_shared(part: Any) -> None:
-    """Refuse fields, common to boosting and forests, that make no sense."""
-    if not 1 <= part.max_depth <= MOST_DEPTH:
-        raise ConfigError(f"{part.name}: max_depth must lie in 1..{MOST_DEPTH}, got {part.max_depth}")
-    if not 2 <= part.bins <= MOST_BINS:
-        raise ConfigError(f"{part.name}: bins must lie in 2..{MOST_BINS}, got {part.bins}")
-    if part.min_samples < 1 or part.min_rows < 1:
-        raise ConfigError(f"{part.name}: min_samples and min_rows must be at least 1")
-    if part.cuts not in CUTS:
-        raise ConfigError(f"{part.name}: cuts must be one of {', '.join(CUTS)}, got {part.cuts!r}")
-    if list(part.categorical) != sorted(set(part.categorical)) or any(f < 0 for f in part.categorical):
-        raise ConfigError(f"{part.name}: categorical lists columns from 0 in ascending order, got {part.categorical}")
-
-
-def check_columns(name: str, categorical: tuple[int, ...], features: int) -> None:
-    """Refuse categorical columns that samples do not have."""
-    if categorical and categorical[-1] >= features:
-        raise ConfigError(f"{name}: categorical names column {categorical[-1]}, and samples have {features} columns")
-
-
-@register("trees")
-@dataclass(frozen=True)
-class TreesPredictor(Predictor):
-    """The summed values of a sample's leaves: class scores, or a number; for two classes those of class 0 are 0."""
-
-    def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
-        width = gradients.outputs_of(payload["loss"], payload["classes"])
-        if "bins" not in payload:  # nothing learned yet
-            return torch.zeros(len(x), max(width, payload["classes"]), dtype=torch.float64, device=x.device)
-        rows = rows_of(x)
-        bins = Bins.of(payload["bins"], rows.shape[1])
-        margins = np.tile(payload["base"].cpu().numpy(), (len(rows), 1))
-        TreeArrays.of(payload["trees"], bins).add_to(margins, bins.codes(rows), bins)
-        if payload["loss"] == "logistic":
-            margins = np.concatenate([np.zeros_like(margins), margins], 1)
-        return torch.from_numpy(margins).to(x.device)

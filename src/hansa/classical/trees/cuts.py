@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.classical.domains import GRID, PIECES, REFINEMENTS, ValueProfile, quantiles
+from hansa.classical.trees import sketches
 from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
 from hansa.core.errors import DataError, PartyError
 from hansa.core.federation import Federation
@@ -27,17 +29,19 @@ class CategoryCounts(Op):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         rows = rows_of(party.samples("statistics")[0])
-        listed = sorted(set(self.features)) == list(self.features) and all(0 <= f < rows.shape[1] for f in self.features)
-        if not 1 <= self.most <= MOST_BINS or not listed:
-            raise PartyError(f"category-counts: the features must be columns of the samples, and {MOST_BINS} categories "
-                             "are the most")  # fmt: skip
+        known = sorted(set(self.features)) == list(self.features)
+        known = known and all(0 <= feature < rows.shape[1] for feature in self.features)
+        if not 1 <= self.most <= MOST_BINS or not known:
+            raise PartyError(
+                f"category-counts: the features must be columns of the samples, and {MOST_BINS} categories are the most"
+            )
         counts = torch.zeros(len(self.features), self.most + 1, dtype=torch.int64)
         for row, feature in zip(counts, self.features, strict=True):
             column = rows[:, feature].astype(np.float64)
-            known = column[~np.isnan(column)]
-            listed_values = (known >= 0) & (known < self.most) & (known == np.floor(known))
-            row[: self.most] = torch.from_numpy(np.bincount(known[listed_values].astype(np.int64), minlength=self.most))
-            row[self.most] = int((~listed_values).sum())
+            column = column[~np.isnan(column)]
+            listed = (column >= 0) & (column < self.most) & (column == np.floor(column))
+            row[: self.most] = torch.from_numpy(np.bincount(column[listed].astype(np.int64), minlength=self.most))
+            row[self.most] = int((~listed).sum())
         return Reply({"counts": counts}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
@@ -62,7 +66,8 @@ class BeyondEdges(Op):
                       "above": torch.from_numpy((most > high).astype(np.int64))}), memory  # fmt: skip
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"below": (tuple(payload["low"].shape), torch.int64), "above": (tuple(payload["high"].shape), torch.int64)}
+        pairs = {"below": payload["low"], "above": payload["high"]}
+        return {name: (tuple(edges.shape), torch.int64) for name, edges in pairs.items()}
 
     def impossible(self, reply: Reply, payload: Payload) -> str | None:
         wrong = any(bool(((part < 0) | (part > 1)).any()) for part in reply.tensors.values())
@@ -92,35 +97,64 @@ async def extents(fed: Federation, features: int) -> tuple[Tensor, Tensor]:
     return bottom[:, 0], top[:, 0]
 
 
-async def learn_bins(fed: Federation, features: int, bins: int, categorical: Sequence[int], cuts: str) -> Bins:
-    """The bins of all features, by sums alone: at quantiles of all samples, or of equal width between the extents."""
-    points: list[list[float]] = [[] for _ in range(features)]
-    if categorical:
-        counts = (await fed.reduce(CategoryCounts(tuple(categorical), bins - 1))).sums["counts"].cpu()
-        for feature, row in zip(categorical, counts, strict=True):
+@dataclass(frozen=True)
+class BinRule:
+    """How the bins of features are learned: at most `bins` of a feature, the categorical columns, and where cuts are.
+
+    For `cuts` and `error` see `TreeEnsemble`.
+    """
+
+    bins: int
+    categorical: tuple[int, ...]
+    cuts: str
+    error: float
+
+    async def learn(self, fed: Federation, features: int) -> tuple[Bins, dict[int, int]]:
+        """The bins of all features, and the number of points of each party where these differ (PAX)."""
+        points: list[list[float]] = [[] for _ in range(features)]
+        of_parties: dict[int, int] = {}
+        if self.categorical:
+            for feature, row in zip(self.categorical, await self._categories(fed), strict=True):
+                points[feature] = row
+        numeric = [feature for feature in range(features) if feature not in set(self.categorical)]
+        if not numeric:
+            return Bins.of_features(points, self.categorical), of_parties
+        if self.cuts == "extents":
+            rows = await self._at_equal_widths(fed, features, numeric)
+        elif self.cuts == "quantiles":
+            rows = await _at_quantiles(fed, features, numeric, self.bins)
+        elif self.cuts == "pax":
+            rows, of_parties = await sketches.adaptive_cuts(fed, numeric, self.error, MOST_BINS)
+        else:
+            exact = self.cuts == "exact"
+            rows = await sketches.merged_cuts(fed, numeric, self.bins, 0 if exact else math.ceil(1 / self.error))
+        for feature, row in zip(numeric, rows, strict=True):
+            points[feature] = row
+        return Bins.of_features(points, self.categorical), of_parties
+
+    async def _categories(self, fed: Federation) -> list[list[float]]:
+        counts = (await fed.reduce(CategoryCounts(self.categorical, self.bins - 1))).sums["counts"].cpu()
+        for feature, row in zip(self.categorical, counts, strict=True):
             if int(row[-1]):
                 raise DataError(
-                    f"column {feature} is categorical, and {int(row[-1])} of its values are not whole numbers from 0 to "
-                    f"{bins - 2}; number the categories from 0, or raise bins"
+                    f"column {feature} is categorical, and {int(row[-1])} of its values are not whole numbers from 0 "
+                    f"to {self.bins - 2}; number the categories from 0, or raise bins"
                 )
-            points[feature] = row[:-1].nonzero().flatten().double().tolist()
-    numeric = [feature for feature in range(features) if feature not in set(categorical)]
-    if cuts == "extents" and numeric:
+        return [row[:-1].nonzero().flatten().double().tolist() for row in counts]
+
+    async def _at_equal_widths(self, fed: Federation, features: int, numeric: Sequence[int]) -> list[list[float]]:
         low, high = await extents(fed, features)
-        for feature in numeric:
-            edges = low[feature] + (high[feature] - low[feature]) * torch.arange(1, bins, dtype=torch.float64) / bins
-            points[feature] = sorted(set(edges.tolist())) if high[feature] > low[feature] else []
-    elif numeric:
-        for feature, row in (await _at_quantiles(fed, features, numeric, bins)).items():
-            points[feature] = row
-    return Bins.of_features(points, categorical)
+        part = torch.arange(1, self.bins, dtype=torch.float64) / self.bins
+        rows = low[:, None] + (high - low)[:, None] * part
+        return [sorted(set(rows[f].tolist())) if high[f] > low[f] else [] for f in numeric]
 
 
-async def _at_quantiles(fed: Federation, features: int, numeric: Sequence[int], bins: int) -> dict[int, list[float]]:
+async def _at_quantiles(fed: Federation, features: int, numeric: Sequence[int], bins: int) -> list[list[float]]:
     """Cuts between neighbouring values where they are few whole numbers, at quantiles of all samples elsewhere."""
     profile = (await fed.reduce(ValueProfile(features))).sums
     off, grid = profile["off"].cpu(), profile["grid"].cpu()
-    found, many = {}, []
+    found: dict[int, list[float]] = {}
+    many = []
     for feature in numeric:
         values = (torch.nonzero(grid[feature]).flatten() - GRID).double()
         if int(off[feature]) == 0 and len(values) <= bins:
@@ -130,4 +164,4 @@ async def _at_quantiles(fed: Federation, features: int, numeric: Sequence[int], 
     if many:
         rows = await quantiles(fed, many, profile["known"].cpu()[many], bins)
         found.update(dict(zip(many, rows, strict=True)))
-    return found
+    return [found[feature] for feature in numeric]

@@ -115,8 +115,8 @@ class Growth:
         slots = [(item.tree, children[side]) for (item, _, children), side in zip(pairs, smaller, strict=True)]
         sums = await self.ask(arrays, slots)
         width = self.bins.widths[self.features[0]]
-        promised = np.stack([(split.left, split.right)[side] for (_, split, _), side in zip(pairs, smaller, strict=True)])
-        if np.array_equal(sums[:, :, :width].sum(2), promised):
+        sides = [(split.left, split.right)[side] for (_, split, _), side in zip(pairs, smaller, strict=True)]
+        if np.array_equal(sums[:, :, :width].sum(2), np.stack(sides)):
             both = [(one, item.sums - one) if side == 0 else (item.sums - one, one)
                     for one, (item, _, _), side in zip(sums, pairs, smaller, strict=True)]  # fmt: skip
         else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.classical.trees import gradients as losses_of
-from hansa.classical.trees.bins import CODES, Bins, Coded
+from hansa.classical.trees.bins import Bins, Coded, coded
 from hansa.classical.trees.table import TreeArrays
 from hansa.core import rng
 from hansa.core.errors import PartyError
@@ -27,7 +27,7 @@ MARGIN, SEEN, DATA = "boosting/margins", "boosting/trees", "boosting/data"
 def histograms(codes: Array, features: Array, bins: Bins, slot: Array, slots: int, statistics: Array) -> Array:
     """The sums [slots, statistics, bins] of each sample's statistics [statistics, samples], which are whole numbers.
 
-    `slot` is the slot of each sample, -1 for samples that are not counted. Bins are those of `features`, in their order.
+    `slot` is the slot of each sample, -1 for samples that are not counted. Bins are those of `features`, in order.
     """
     counted = np.flatnonzero(slot >= 0)
     at = slot[counted].astype(np.int64)
@@ -64,8 +64,8 @@ class TreeOp(Op):
         return self.outputs + (1 if self.constant else 2)
 
     @property
-    def highest(self) -> int:
-        """The largest absolute gradient of a sample, as a whole number."""
+    def highest(self) -> tuple[int, int]:
+        """The largest absolute gradient and the largest second derivative of a sample, as whole numbers."""
         raise TypeError(f"the op {self.name!r} does not define highest")
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
@@ -75,8 +75,8 @@ class TreeOp(Op):
             raise PartyError(f"the ask wants sums of the shape {size}, and {MOST_NUMBERS} numbers are the most")
         return {"sums": (size, torch.int64)}
 
-    def counted(self, coded: Coded, bins: Bins, payload: Payload, statistics: Array, used: Array, small: int) -> Tensor:
-        """The reply's sums; `used` [trees, samples] or [samples] says which samples count."""
+    def counted(self, own: Coded, bins: Bins, payload: Payload, statistics: Array, used: Array, small: int) -> Tensor:
+        """The reply's sums, from statistics of the samples; `used` says which samples count."""
         trees = TreeArrays.of(payload["trees"], bins)
         slots = _slots(payload)
         if len(slots) and (slots.min() < 0 or slots[:, 0].max() >= len(trees.roots)
@@ -88,8 +88,8 @@ class TreeOp(Op):
             mine = np.flatnonzero(slots[:, 0] == tree)
             table = np.full(len(trees.feature), -1, dtype=np.int64)
             table[slots[mine, 1]] = np.arange(len(mine))
-            rows = np.flatnonzero(used[tree] if used.ndim == 2 else used)
-            codes = coded.codes if len(rows) == coded.codes.shape[1] else np.ascontiguousarray(coded.codes[:, rows])
+            rows = np.flatnonzero(self.used(used, tree))
+            codes = own.codes if len(rows) == own.codes.shape[1] else np.ascontiguousarray(own.codes[:, rows])
             slot = table[trees.leaves(codes, bins, tree, small)]
             numbers = self.of_tree(statistics, tree)[:, rows]
             out[mine] = histograms(codes, features, bins, slot, len(mine), numbers)
@@ -99,6 +99,10 @@ class TreeOp(Op):
         """The statistics [rows, samples] that a tree sums."""
         return statistics
 
+    def used(self, used: Array, tree: int) -> Array:
+        """Which samples [samples] count for a tree."""
+        return used
+
     def impossible(self, reply: Reply, payload: Payload) -> str | None:
         sums = reply.tensors.get("sums")
         return None if sums is None else self.contradiction(sums.cpu().numpy(), payload, reply.weight)
@@ -106,12 +110,12 @@ class TreeOp(Op):
     def contradiction(self, sums: Array, payload: Payload, samples: int) -> str | None:
         """Why sums over at most this many samples are impossible, or None."""
         bins, features = Bins.of(payload["bins"]), _features(payload, len(payload["bins"]["categorical"]))
-        counts = sums[:, -1]
+        counts, (first, second) = sums[:, -1], self.highest
         if counts.size and (counts.min() < 0 or counts.sum(1).max() > samples * len(features)):
             return "it has negative counts, or counts more samples than the party has"
-        if bool((np.abs(sums[:, : self.outputs]) > self.highest * counts[:, None]).any()):
+        if bool((np.abs(sums[:, : self.outputs]) > first * counts[:, None]).any()):
             return "it has sums of gradients that its counts do not allow"
-        if not self.constant and bool(((sums[:, -2] < 0) | (sums[:, -2] > self.highest * counts)).any()):
+        if not self.constant and bool(((sums[:, -2] < 0) | (sums[:, -2] > second * counts)).any()):
             return "it has sums of second derivatives that its counts do not allow"
         edges = np.concatenate([[0], np.cumsum(bins.widths[features])])[:-1].astype(np.int64)
         if sums.size:
@@ -183,8 +187,8 @@ class GradientHistograms(TreeOp):
         return self.loss == "squared"
 
     @property
-    def highest(self) -> int:
-        return int(2**self.bits)
+    def highest(self) -> tuple[int, int]:
+        return 2**self.bits, 2**self.bits
 
     def _check(self) -> None:
         sound = self.loss in losses_of.LOSSES and 0 <= self.classes <= 2**15 and 0 < self.bound < 2.0**100
@@ -199,9 +203,9 @@ class GradientHistograms(TreeOp):
         self._check()
         x, y = party.samples("statistics")
         bins = Bins.of(payload["bins"], int(np.prod(x.shape[1:])))
-        coded = CODES.coded(x, bins, _points(payload))
+        own = coded(x, bins, points_of(payload))
         labels = targets(party, y, self.classes)
-        margins, memory = self._margins(coded, bins, payload, memory)
+        margins, memory = self._margins(own, bins, payload, memory)
         drawn = rng.uniforms(rng.folded(self.key, 0, party.id), len(labels)) if self.held else None
         used = np.ones(len(labels), dtype=bool) if drawn is None else drawn >= self.held
         tensors = {}
@@ -215,42 +219,42 @@ class GradientHistograms(TreeOp):
         g, h = losses_of.rounded(g, self.bound, self.bits), losses_of.rounded(h, 1.0, self.bits)
         statistics = np.stack([g.T, h.T, np.ones_like(g.T)])  # [kinds, outputs, samples]
         small = max(self.min_rows, party.min_rows)
-        tensors["sums"] = self.counted(coded, bins, payload, statistics, used, small)
+        tensors["sums"] = self.counted(own, bins, payload, statistics, used, small)
         return Reply(tensors, weight=len(labels)), memory
 
     def of_tree(self, statistics: Array, tree: int) -> Array:
         chosen = statistics[:, tree % statistics.shape[1]]
         return chosen[[0, 2]] if self.constant else chosen
 
-    def _margins(self, coded: Coded, bins: Bins, payload: Payload, memory: Memory) -> tuple[Array, Memory]:
+    def _margins(self, own: Coded, bins: Bins, payload: Payload, memory: Memory) -> tuple[Array, Memory]:
         """The outputs of the earlier trees for the party's samples, and the memory with them."""
         width = losses_of.outputs_of(self.loss, self.classes)
         base = payload.get("base")
         if not isinstance(base, Tensor) or base.shape != (width,) or not bool(torch.isfinite(base).all()):
             raise PartyError(f"malformed ask: 'base' must be {width} finite numbers")
         known = memory.get(MARGIN)
-        same = known is not None and known.shape == (coded.codes.shape[1], width) and int(memory[DATA]) == coded.digest
+        same = known is not None and known.shape == (own.codes.shape[1], width) and int(memory[DATA]) == own.digest
         seen = int(memory[SEEN]) if same else 0
         if "before" not in payload:
             if (same and seen == self.trees) or not self.trees:
                 start = known if same and seen == self.trees else None
-                return self._start(start, base, coded), memory
+                return self._start(start, base, own), memory
             raise PartyError(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
         before = TreeArrays.of(payload["before"], bins)
         if len(before.roots) != self.trees or (self.trees and before.outputs.max() >= width):
             raise PartyError(f"malformed ask: it should have {self.trees} earlier trees, of {width} outputs")
         if not same or seen > self.trees:
             known, seen = None, 0
-        margins = self._start(known, base, coded)
-        before.add_to(margins, coded.codes, bins, seen)
-        kept = {MARGIN: torch.from_numpy(margins), SEEN: torch.tensor(self.trees), DATA: torch.tensor(coded.digest)}
+        margins = self._start(known, base, own)
+        before.add_to(margins, own.codes, bins, seen)
+        kept = {MARGIN: torch.from_numpy(margins), SEEN: torch.tensor(self.trees), DATA: torch.tensor(own.digest)}
         return margins, {**memory, **kept}
 
     @staticmethod
-    def _start(known: Tensor | None, base: Tensor, coded: Coded) -> Array:
+    def _start(known: Tensor | None, base: Tensor, own: Coded) -> Array:
         if known is not None:
             return known.cpu().numpy().copy()
-        return np.tile(base.cpu().numpy().astype(np.float64), (coded.codes.shape[1], 1))
+        return np.tile(base.cpu().numpy().astype(np.float64), (own.codes.shape[1], 1))
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         first: dict[str, Shape] = {"loss": ((), torch.int64), "held": ((), torch.int64)} if "before" in payload else {}
@@ -260,7 +264,7 @@ class GradientHistograms(TreeOp):
         return {"steps": 1}
 
 
-def _points(payload: Payload) -> int:
+def points_of(payload: Payload) -> int:
     points = payload.get("points", 0)
     if isinstance(points, bool) or not isinstance(points, int) or not 0 <= points < 2**16:
         raise PartyError("malformed ask: 'points' must be a whole number below 65,536")

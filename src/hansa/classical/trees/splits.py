@@ -79,8 +79,8 @@ def best_splits(sums: Array, bins: Bins, features: Array, rule: SplitRule,
     """The split with the largest gain of each node, from its sums [nodes, statistics, bins]; None if none is above 0.
 
     Ties go to the lowest feature and the lowest bin, and to missing values on the left. Where a node has no missing
-    values, they will go to the larger child, on a tie to the left one. `allowed` [nodes, features] are the features that
-    each node may use.
+    values, they will go to the larger child, on a tie to the left one. `allowed` [nodes, features] are the features
+    that each node may use.
     """
     widths = bins.widths[features]
     starts = np.concatenate([[0], np.cumsum(widths)]).astype(np.int64)
@@ -116,11 +116,15 @@ def best_splits(sums: Array, bins: Bins, features: Array, rule: SplitRule,
         for f in np.flatnonzero(~numeric).tolist():
             if allowed is None or allowed[node, f]:
                 other = _categories(by_bin[node, starts[f] : starts[f + 1]], whole[node], int(features[f]), rule)
-                if other is not None and (choice is None or other.gain > choice.gain
-                                          or (other.gain == choice.gain and other.feature < choice.feature)):  # fmt: skip
+                if other is not None and (choice is None or _rank(other) > _rank(choice)):
                     choice = other
         found.append(choice)
     return found
+
+
+def _rank(split: Split) -> tuple[float, int]:
+    """The order of splits: by gain, then by the lower feature."""
+    return split.gain, -split.feature
 
 
 def _both(rule: SplitRule, left: Array, whole: Array) -> Array:

@@ -139,6 +139,12 @@ class TreeArrays:
         )
         if not fits:
             raise PartyError("malformed trees: their nodes do not fit together, or not to the bins")
+        level = self.roots
+        for _ in range(MOST_DEPTH + 1):
+            below = self.child[level[self.feature[level] >= 0]]
+            level = np.unique(np.concatenate([below, below + 1]))
+        if len(level):
+            raise PartyError(f"malformed trees: deeper than {MOST_DEPTH} levels")
 
     def joined(self, more: TreeArrays) -> TreeArrays:
         """These trees and more trees."""
@@ -152,6 +158,16 @@ class TreeArrays:
         columns = {name: column.astype(np.int32) if name in INTEGERS else column for name, column in columns.items()}
         return TreeArrays(**columns, sets=np.concatenate(padded))
 
+    def first(self, trees: int) -> TreeArrays:
+        """The first trees, up to the end of a round: the nodes of a round lie together."""
+        if trees >= len(self.roots):
+            return self
+        columns = {name: getattr(self, name) for name in NAMES}
+        nodes = int(self.roots[trees])
+        whole = ("roots", "outputs", "sets")
+        columns |= {name: column[:nodes] for name, column in columns.items() if name not in whole}
+        return TreeArrays(**{**columns, "roots": self.roots[:trees], "outputs": self.outputs[:trees]})
+
     def leaves(self, codes: Array, bins: Bins, tree: int, small: int = 1) -> Array:
         """The leaf of each sample in one tree, from the codes [features, samples].
 
@@ -162,7 +178,7 @@ class TreeArrays:
         active = np.arange(codes.shape[1], dtype=np.intp)
         last = bins.widths - 1
         numeric = not bool((self.choice >= 0).any())
-        for depth in range(MOST_DEPTH + 2):
+        while True:  # children come after their parents, and trees have at most MOST_DEPTH levels
             go_on()
             at = node[active]
             feature = self.feature[at]
@@ -171,8 +187,6 @@ class TreeArrays:
                 active, at, feature = active[going], at[going], feature[going]
             if not len(active):
                 return node
-            if depth > MOST_DEPTH:
-                break
             code = codes[feature, active]
             right = code > self.bin[at]
             unknown = code == last[feature]
@@ -181,7 +195,6 @@ class TreeArrays:
                 chosen = self.choice[at]
                 right = np.where(chosen >= 0, self.sets[chosen, np.where(chosen >= 0, code, 0)] == 0, right)
             node[active] = self._with_siblings(at, right, small)
-        raise PartyError(f"malformed trees: deeper than {MOST_DEPTH} levels")
 
     def _with_siblings(self, at: Array, right: Array, small: int) -> Array:
         """The children that samples go to, from their nodes and whether they go right; small groups join the other."""

@@ -50,8 +50,8 @@ TOML = """\
 #                    # nothing else is ever imported. Your own copy is used: no message carries code
 # min_cohort = 1     # the smallest cohort in which this party's update may be summed; with privacy.active the party
 #                    # counts the cohort itself, otherwise it trusts the aggregator's number
-# min_rows = 1       # the fewest of this party's rows in a node of a tree whose sums it sends; rows of smaller nodes are
-#                    # counted with those of the node beside
+# min_rows = 1       # the fewest of this party's rows in a node of a tree whose sums it sends; the rows of a smaller
+#                    # node are counted with those of its sibling
 # matches = 0        # asks, over all jobs, that may read the ids of this party's rows, to match them with rows of other
 #                    # parties: it reveals whom they have in common. 0 refuses jobs over columns
 # class_weights = 1000.0    # a job may weigh classes in the training loss by 1/1000 to 1000; 1 refuses other weights

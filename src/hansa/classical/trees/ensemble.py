@@ -1,0 +1,156 @@
+"""What boosting and forests share: their settings, the bins, the asks for sums, and prediction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.classical.trees import cuts as cut_points
+from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
+from hansa.classical.trees.growth import Slots
+from hansa.classical.trees.histograms import TreeOp
+from hansa.classical.trees.table import MOST_DEPTH, TreeArrays
+from hansa.core.algorithm import Algorithm, Problem
+from hansa.core.ask import Reduced
+from hansa.core.errors import ConfigError, RoundAborted
+from hansa.core.federation import Federation
+from hansa.core.objective import Objective
+from hansa.core.op import Payload
+from hansa.core.predictor import Predictor
+from hansa.core.registry import register
+
+NUMBERS = 2**22  # of a reply: the sums of more nodes are asked for in turn
+BY_SUMS, BY_PARTY = ("quantiles", "extents"), ("exact", "sketch", "pax")
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class TreeEnsemble(Algorithm):
+    """Base of boosting and forests.
+
+    `bins` is the most bins of a feature. `cuts` says where features are cut: at "quantiles" of all samples or in parts
+    of equal width between the "extents", both learned from sums; between all values ("exact"), at quantiles of merged
+    summaries of the rank error `error` ("sketch"), or at the points of party-adaptive summaries ("pax"), for which the
+    aggregator sees values of single parties. `categorical` lists the columns of categories, which are whole numbers
+    from 0; they are split into two groups. `min_samples` is the fewest samples of a leaf over all parties, `min_rows`
+    the fewest of a single party in the sums of a node: its rows in a smaller node are counted with those of the
+    sibling.
+    """
+
+    max_depth: int = 6
+    bins: int = 256
+    min_samples: int = 1
+    min_rows: int = 1
+    categorical: tuple[int, ...] = ()
+    cuts: str = "quantiles"
+    error: float = 0.001
+    trains: ClassVar[bool] = False
+    takes_missing: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_depth <= MOST_DEPTH:
+            raise ConfigError(f"{self.name}: max_depth must lie in 1..{MOST_DEPTH}, got {self.max_depth}")
+        if not 2 <= self.bins <= MOST_BINS - 1:
+            raise ConfigError(f"{self.name}: bins must lie in 2..{MOST_BINS - 1}, got {self.bins}")
+        if self.min_samples < 1 or self.min_rows < 1:
+            raise ConfigError(f"{self.name}: min_samples and min_rows must be at least 1")
+        if self.cuts not in BY_SUMS + BY_PARTY:
+            raise ConfigError(f"{self.name}: cuts must be one of {', '.join(BY_SUMS + BY_PARTY)}, got {self.cuts!r}")
+        if not 1e-4 <= self.error <= 0.5:
+            raise ConfigError(f"{self.name}: error is a share of the samples from 0.0001 to 0.5, got {self.error}")
+        if list(self.categorical) != sorted(set(self.categorical)) or any(f < 0 for f in self.categorical):
+            raise ConfigError(f"{self.name}: categorical lists columns from 0, ascending, got {list(self.categorical)}")
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        return frozenset({"reduce"} if self.cuts in BY_SUMS else {"reduce", "gather"})
+
+    @property
+    def sums_alone(self) -> str | None:
+        return None if self.cuts in BY_SUMS else "algorithm.cuts = 'quantiles'"
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        features = math.prod(problem.shape)
+        if self.categorical and self.categorical[-1] >= features:
+            raise ConfigError(
+                f"{self.name}: categorical names column {self.categorical[-1]}, and samples have {features} columns"
+            )
+        if self.cuts == "pax" and problem.cohort_size < problem.parties:
+            raise ConfigError(
+                f"{self.name}: cuts = 'pax' needs every party in every round; set the cohort to 1.0 (it selects "
+                f"{problem.cohort_size} of {problem.parties})"
+            )
+
+    async def learn_bins(self, fed: Federation, features: int) -> dict[str, Any]:
+        """The bins, and for party-adaptive ones the number of points of each party."""
+        rule = cut_points.BinRule(self.bins, self.categorical, self.cuts, self.error)
+        bins, points = await rule.learn(fed, features)
+        return {"bins": bins.payload(), "points": {str(party): number for party, number in points.items()}}
+
+
+@dataclass
+class SumsAsker:
+    """Asks for the sums of nodes, in parts that fit a message, and checks them."""
+
+    fed: Federation
+    op: TreeOp
+    bins: Bins
+    features: Array
+    payload: dict[str, Any]
+    points: Mapping[str, int]
+
+    async def ask(self, trees: TreeArrays, nodes: Slots) -> Array:
+        """The sums [nodes, statistics, bins]."""
+        size = self.op.rows * int(self.bins.widths[self.features].sum())
+        step = max(1, NUMBERS // size)
+        return np.concatenate([await self._part(trees, nodes[at : at + step]) for at in range(0, len(nodes), step)])
+
+    async def _part(self, trees: TreeArrays, nodes: Slots) -> Array:
+        slots = torch.tensor(nodes, dtype=torch.int64)
+        features = torch.from_numpy(self.features)
+        payload = {**self.payload, "trees": trees.payload(), "slots": slots, "features": features}
+        each = {int(party): {"points": number} for party, number in self.points.items()}
+        got = await self.fed.reduce(self.op, payload, uniform=True, each=each)
+        found: Array = got.sums["sums"].cpu().numpy()
+        why = self.op.contradiction(found, payload, 2**46)
+        if why is not None:
+            raise RoundAborted(f"the sums of the parties are impossible ({why}): some party sent wrong numbers")
+        self.answered(got)
+        return found
+
+    def answered(self, got: Reduced) -> None:
+        """Called with each answer."""
+
+
+@register("trees")
+@dataclass(frozen=True)
+class TreesPredictor(Predictor):
+    """The sum or the mean of the values of a sample's leaves: class scores, or a number.
+
+    Boosting adds them to base scores; for two classes the score of class 0 is 0. A forest has the mean of the trees'
+    class frequencies, whose logarithms are the scores.
+    """
+
+    def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
+        loss, classes = payload["loss"], payload["classes"]
+        if "bins" not in payload:  # nothing learned yet
+            return torch.zeros(len(x), classes or 1, dtype=torch.float64, device=x.device)
+        rows = rows_of(x)
+        bins = Bins.of(payload["bins"], rows.shape[1])
+        trees = TreeArrays.of(payload["trees"], bins)
+        margins = np.tile(payload["base"].cpu().numpy(), (len(rows), 1))
+        trees.add_to(margins, bins.codes(rows), bins)
+        if loss == "forest":
+            margins /= max(1, len(trees.roots))
+            margins = np.log(np.maximum(margins, 1e-15)) if classes else margins + payload["centre"]
+        elif loss == "logistic":
+            margins = np.concatenate([np.zeros_like(margins), margins], 1)
+        return torch.from_numpy(margins).to(x.device)
+

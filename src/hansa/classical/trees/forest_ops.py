@@ -1,0 +1,249 @@
+"""The party's side of random forests: sums over bootstrap samples, out-of-bag votes, and trees of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.classical.trees.bins import Bins, coded
+from hansa.classical.trees.gradients import HELD_BITS, rounded
+from hansa.classical.trees.growth import Growth, Slots
+from hansa.classical.trees.histograms import TreeOp, points_of, targets
+from hansa.classical.trees.splits import SplitRule
+from hansa.classical.trees.table import NAMES, TreeArrays, TreeTable
+from hansa.core import rng
+from hansa.core.errors import PartyError
+from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
+from hansa.core.registry import register
+
+Array = np.ndarray[Any, Any]
+MOST_TREES = 2**14
+# Weights of Poisson(1): a sample with a uniform number u gets the number of entries that are at most u.
+POISSON = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(15)])
+VOTES, SEEN, DATA = "forest/votes", "forest/trees", "forest/data"
+
+
+def bootstrap(key: int, tree: int, party: int, n: int) -> Array:
+    """How often each of a party's samples counts in a tree: Poisson(1), drawn by key, tree, party and row."""
+    return np.searchsorted(POISSON, rng.uniforms(rng.folded(key, tree, party), n), side="right").astype(np.float64)
+
+
+@dataclass(frozen=True)
+class ForestSums(TreeOp):
+    """What the ops of a forest share: statistics of samples, weighted by how often they are drawn.
+
+    For classes the "gradients" are the weights of each class; for numbers (`classes` 0) the weighted targets, as whole
+    numbers of the unit `bound` 2^-`bits` about `centre`. `first` is the number of earlier trees.
+    """
+
+    classes: int = 2
+    centre: float = 0.0
+    bound: float = 1.0
+    bits: int = 30
+    first: int = 0
+    key: int = 0
+    drawn: bool = True
+    min_rows: int = 1
+
+    @property
+    def outputs(self) -> int:  # type: ignore[override]
+        return max(1, self.classes)
+
+    @property
+    def constant(self) -> bool:  # type: ignore[override]
+        return not self.drawn
+
+    @property
+    def highest(self) -> tuple[int, int]:
+        most = len(POISSON) if self.drawn else 1
+        return most * (1 if self.classes else 2**self.bits), most
+
+    def rule(self, min_samples: int) -> SplitRule:
+        """How splits are judged: by the Gini impurity, or by the variance."""
+        unit = 1.0 if self.classes else self.bound * 2.0**-self.bits
+        return SplitRule(self.outputs, self.constant, unit, 1.0, l2=0.0, min_samples=min_samples)
+
+    def values(self, party: Party, y: Tensor) -> Array:
+        """The statistics [outputs, samples] without weights."""
+        sound = 0 <= self.classes <= 2**12 and 0 < self.bound < 2.0**100 and 1 <= self.bits <= 40
+        if not sound or not 0 <= self.first <= 2**30 or not math.isfinite(self.centre):
+            raise PartyError(f"{self.name}: classes, bound, bits or centre are out of range")
+        labels = targets(party, y, self.classes)
+        if self.classes:
+            return (labels == np.arange(self.classes)[:, None]).astype(np.float64)
+        return rounded(labels - self.centre, self.bound, self.bits)[None]
+
+    def weights(self, party: Party, tree: int) -> Array:
+        """How often each sample counts in a tree of the ask."""
+        return bootstrap(self.key, self.first + tree, party.id, party.n) if self.drawn else np.ones(party.n)
+
+    def of_tree(self, statistics: Array, tree: int) -> Array:
+        return statistics[tree]  # type: ignore[no-any-return]
+
+    def used(self, used: Array, tree: int) -> Array:
+        return used[tree]  # type: ignore[no-any-return]
+
+    def of_trees(self, party: Party, y: Tensor, trees: int) -> tuple[Array, Array]:
+        """The statistics [trees, rows, samples], and which samples count [trees, samples]."""
+        values = self.values(party, y)
+        if trees > MOST_TREES:
+            raise PartyError(f"the ask is about {trees} trees, and {MOST_TREES} are the most")
+        weights = np.stack([self.weights(party, tree) for tree in range(trees)])
+        ones = np.ones_like(weights)[:, None]
+        second = [] if self.constant else [weights[:, None]]
+        return np.concatenate([weights[:, None] * values, *second, ones], axis=1), weights > 0
+
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        return {"steps": 1}
+
+
+@register("forest-histograms")
+@dataclass(frozen=True)
+class ForestHistograms(ForestSums):
+    """Sums over bootstrap samples, weighted by how often a sample was drawn, by node, feature and bin."""
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, y = party.samples("statistics")
+        bins = Bins.of(payload["bins"], math.prod(x.shape[1:]))
+        trees = len(TreeArrays.of(payload["trees"], bins).roots)
+        statistics, used = self.of_trees(party, y, trees)
+        own = coded(x, bins, points_of(payload))
+        sums = self.counted(own, bins, payload, statistics, used, max(self.min_rows, party.min_rows))
+        return Reply({"sums": sums}, weight=len(y)), memory
+
+
+@register("grow-forest")
+@dataclass(frozen=True)
+class GrowForest(ForestSums):
+    """Trees that the party grows on its own samples, for bagging."""
+
+    trees: int = 1
+    max_depth: int = 6
+    min_samples: int = 1
+    columns: int = 1
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, y = party.samples("train")
+        if not 1 <= self.trees <= MOST_TREES or not 1 <= self.max_depth <= 64:
+            raise PartyError(f"grow-forest: 1 to {MOST_TREES} trees of a depth from 1 to 64")
+        bins = Bins.of(payload["bins"], math.prod(x.shape[1:]))
+        statistics, used = self.of_trees(party, y, self.trees)
+        own = coded(x, bins)
+        features = np.arange(len(bins.widths))
+
+        async def ask(trees: TreeArrays, nodes: Slots) -> Array:
+            wanted = {"trees": trees.payload(), "slots": torch.tensor(nodes), "features": torch.from_numpy(features)}
+            return self.counted(own, bins, wanted, statistics, used, 1).numpy()
+
+        rule = self.rule(max(self.min_samples, self.min_rows, party.min_rows))
+        table = TreeTable(self.outputs)
+        drawn = drawn_columns(rng.folded(self.key, party.id), self.first, len(features), self.columns)
+        growth = Growth(ask, bins, features, rule, lambda sums: mean_value(rule, sums), self.max_depth, None, drawn)
+        _run(growth.grow(table, [-1] * self.trees))
+        return Reply(dict(table.arrays().payload()), weight=len(y)), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        nodes = self.trees * min(2 ** (self.max_depth + 1), 2**20)
+        widest = int(Bins.of(payload["bins"]).widths.max())
+        kinds = {"gain": torch.float64, "value": torch.float64, "sets": torch.uint8}
+        sizes: dict[str, tuple[int | UpTo, ...]] = {name: (UpTo(nodes),) for name in NAMES}
+        sizes |= {"roots": (self.trees,), "outputs": (self.trees,), "value": (UpTo(nodes), self.outputs),
+                  "sets": (UpTo(nodes), UpTo(widest))}  # fmt: skip
+        return {name: (sizes[name], kinds.get(name, torch.int32)) for name in NAMES}
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        bins = Bins.of(payload["bins"])
+        try:
+            trees = TreeArrays.of(reply.tensors, bins)
+        except PartyError as reason:
+            return str(reason)
+        low, high = (0.0, 1.0) if self.classes else (-self.bound, self.bound)
+        if len(trees.value) and not low - 1e-9 <= float(trees.value.min()) <= float(trees.value.max()) <= high + 1e-9:
+            return f"its trees have values outside {low:g} to {high:g}"
+        return "its trees must add to all outputs" if bool((trees.outputs != -1).any()) else None
+
+
+@register("out-of-bag")
+@dataclass(frozen=True)
+class OutOfBag(ForestSums):
+    """Errors of a forest on samples that its trees were not grown on: wrong classes or squared errors, and samples.
+
+    `first` is the number of all trees. The party remembers the votes of the trees that it has seen before.
+    """
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, y = party.samples("statistics")
+        bins = Bins.of(payload["bins"], math.prod(x.shape[1:]))
+        trees = TreeArrays.of(payload["trees"], bins)
+        width = self.outputs
+        if len(trees.roots) != self.first or trees.value.shape[1] != width:
+            raise PartyError(f"malformed ask: it should have {self.first} trees of {width} outputs")
+        own, labels = coded(x, bins, points_of(payload)), targets(party, y, self.classes)
+        known = memory.get(VOTES)
+        same = known is not None and known.shape == (len(labels), width + 1) and int(memory[DATA]) == own.digest
+        seen = int(memory[SEEN]) if same else 0
+        votes = np.zeros((len(labels), width + 1))
+        if same and known is not None and seen <= self.first:
+            votes = known.cpu().numpy().copy()
+        else:
+            seen = 0
+        for tree in range(seen, self.first):
+            out = np.flatnonzero(bootstrap(self.key, tree, party.id, len(labels)) == 0)
+            leaves = trees.leaves(np.ascontiguousarray(own.codes[:, out]), bins, tree)
+            votes[out, :width] += trees.value[leaves]
+            votes[out, width] += 1
+        voted = votes[:, width] > 0
+        found = votes[voted, :width] / votes[voted, width:]
+        if self.classes:
+            errors = (found.argmax(1) != labels[voted]).sum()
+        else:
+            apart = (found[:, 0] - (labels[voted] - self.centre)) / self.bound
+            errors = np.rint(np.minimum(apart**2, 4.0) * 2.0**HELD_BITS).sum()
+        kept = {VOTES: torch.from_numpy(votes), SEEN: torch.tensor(self.first), DATA: torch.tensor(own.digest)}
+        tensors = {"errors": torch.tensor(int(errors)), "count": torch.tensor(int(voted.sum()))}
+        return Reply(tensors, weight=len(labels)), {**memory, **kept}
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"errors": ((), torch.int64), "count": ((), torch.int64)}
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        errors, count = int(reply.tensors["errors"]), int(reply.tensors["count"])
+        most = count if self.classes else count * 4 << HELD_BITS
+        if not 0 <= count <= reply.weight or not 0 <= errors <= most:
+            return "it has more errors than samples, or more samples than the party has"
+        return None
+
+
+def mean_value(rule: SplitRule, sums: Array) -> Array:
+    """The value of a node of a forest: class frequencies, or the mean target; 0 without samples."""
+    g, h, _ = rule.parts(sums)
+    return g / h if h > 0 else 0.0 * g  # type: ignore[no-any-return]
+
+
+def drawn_columns(key: int, first: int, features: int, count: int) -> Any:
+    """A function that draws the features of a node, by key, tree and node; None if nodes use all features."""
+    if count >= features:
+        return None
+
+    def draw(tree: int, node: int) -> Array:
+        allowed = np.zeros(features, dtype=bool)
+        allowed[rng.shuffled(rng.folded(key, first + tree, node), features)[:count]] = True
+        return allowed
+
+    return draw
+
+
+def _run(growth: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that waits for nothing."""
+    try:
+        growth.send(None)
+    except StopIteration:
+        return
+    raise TypeError("a party's own trees must not wait")
+
