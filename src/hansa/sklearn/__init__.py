@@ -7,5 +7,9 @@ from hansa.sklearn.estimators import (
     LinearSVC,
     LogisticRegression,
 )  # fmt: skip
+from hansa.sklearn.trees import BoostingClassifier, BoostingRegressor, ForestClassifier, ForestRegressor
 
-__all__ = ["FederatedClassifier", "FederatedRegressor", "LinearRegression", "LinearSVC", "LogisticRegression"]
+__all__ = [
+    "BoostingClassifier", "BoostingRegressor", "FederatedClassifier", "FederatedRegressor", "ForestClassifier",
+    "ForestRegressor", "LinearRegression", "LinearSVC", "LogisticRegression",
+]  # fmt: skip
