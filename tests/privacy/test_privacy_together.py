@@ -48,6 +48,8 @@ REFUSED = {
     "pfnm": "pfnm needs more than their sum",
     "fedma": "fedma needs more than their sum",
     "spahm": "spahm needs more than their sum",
+    "boosting": "parties send more than updates of a model",
+    "random-forest": "parties send more than updates of a model",
 }
 
 

@@ -27,7 +27,7 @@ class SampleCache:
 
     def get(self, x: Tensor, purpose: tuple[Any, ...], make: Callable[[], tuple[T, int]]) -> T:
         """The result for samples; `make` computes it, and says how many bytes it has."""
-        storage = StorageWeakRef(x.untyped_storage())
+        storage = StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
         key = (storage.cdata, x.storage_offset(), tuple(x.shape), x.stride(), x.dtype, x._version, *purpose)
         with self._lock:
             if key in self._entries:
@@ -37,7 +37,8 @@ class SampleCache:
         made, size = make()
         with self._lock:
             self._entries[key] = storage, made, size
-            for old in [old for old, (kept, _, _) in self._entries.items() if kept.expired()]:
+            gone = [old for old, (kept, _, _) in self._entries.items() if kept.expired()]  # type: ignore[no-untyped-call]
+            for old in gone:
                 del self._entries[old]
             while len(self._entries) > 1 and sum(held for _, _, held in self._entries.values()) > MOST:
                 self._entries.popitem(last=False)

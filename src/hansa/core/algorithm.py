@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
+from hansa.core.budget import Budget
 from hansa.core.columns import ColumnLayout
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
@@ -131,6 +132,12 @@ class Algorithm(Part):
     def sums_alone(self) -> str | None:
         """The setting with which an algorithm that sees each reply needs their sums alone; None if it has none."""
         return None
+
+    @property
+    def budget(self) -> Budget | None:
+        """The privacy budget of a party in a run, if its replies have noise; by default that of the local solver."""
+        local = self.parts().local
+        return None if local is None else local.budget
 
     def parts(self) -> Parts:
         """The local solver, the fusion and the server optimiser that the algorithm uses; override to declare them."""

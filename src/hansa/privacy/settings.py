@@ -119,10 +119,10 @@ class Privacy:
 
         `columns` names the preparation, or the columns of a table that need such sums.
         """
-        local = algorithm.parts().local
-        private = local is not None and local.budget is not None
+        private = algorithm.budget is not None
         if private or self.dp is not None:
-            guarantee = f"the epsilon of {local.name!r}" if private else "central differential privacy"  # type: ignore[union-attr]
+            local = algorithm.parts().local or algorithm
+            guarantee = f"the epsilon of {local.name!r}" if private else "central differential privacy"
             raise ConfigError(
                 f"task.prepare: it computes sums without noise over the parties' data ({columns}), which {guarantee} "
                 "does not cover; use prepare = 'table' with bounds for numbers and categories for texts, which needs "
@@ -132,9 +132,9 @@ class Privacy:
     @staticmethod
     def _check_local(algorithm: Algorithm, run: RunSettings) -> None:
         """Refuse settings that the epsilon of a private local solver would not cover."""
-        local = algorithm.parts().local
-        if local is None or local.budget is None:
+        if algorithm.budget is None:
             return
+        local = algorithm.parts().local or algorithm
         if run.pace.watches:
             raise ConfigError(
                 f"run.pace: {run.pace.name!r} depends on the parties' training loss, which {local.name!r} does not "

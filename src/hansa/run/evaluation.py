@@ -59,8 +59,7 @@ class Evaluation:
 
         With differential privacy (`private`), refuse an algorithm's own evaluation: the guarantee would not cover it.
         """
-        local = self.algorithm.parts().local
-        if self._joint and (private or (local is not None and local.budget is not None)):
+        if self._joint and (private or self.algorithm.budget is not None):
             raise ConfigError(
                 f"{self.algorithm.name} asks the parties for numbers to evaluate its model (Algorithm.evaluate), and "
                 "differential privacy does not cover them; use another algorithm, or no differential privacy"

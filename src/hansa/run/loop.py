@@ -78,14 +78,15 @@ class Training:
         work = LocalWork(self.run, self.algorithm, self.holdings)
         self.progress.pace = self.run.pace.begin()
         self.algorithm.check(self.problem)
-        if getattr(self.task.prepare, "keeps_missing", False) and not self.algorithm.takes_missing:
+        as_they_are = getattr(self.task.prepare, "keeps_missing", False)
+        if as_they_are and not self.algorithm.takes_missing:
             raise ConfigError(
                 f"task.prepare: {self.algorithm.name} cannot use missing values; use 'standardise', which fills them in"
             )
         self.layers = self.algorithm.sent_layers(self.objective.spec)
         check_finetuning(self.algorithm, self.run.finetune)
         self.run = fitted(self.algorithm, self.run, self.objective.spec)
-        self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None)
+        self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None and not as_they_are)
         check_settings(self.algorithm, self.run, self.problem, self.protocol or self.privacy.secure)
         check_weights(self.algorithm, self.task, self.privacy, self.holdings.classes)
         check_transforms(self.algorithm, self.run, self.privacy, self.protocol is not None)
@@ -123,8 +124,7 @@ class Training:
     def _tuner(self) -> FineTuner | None:
         if not self.run.finetune.epochs:
             return None
-        local = self.algorithm.parts().local
-        private = self.guard is not None or (local is not None and local.budget is not None)
+        private = self.guard is not None or self.algorithm.budget is not None
         tuner = FineTuner(self.exchanges, self.evaluation, self.algorithm, self.run.finetune, private)
         tuner.check(self.state)
         return tuner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,14 @@ from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.ensemble import SumsAsker, TreeEnsemble
 from hansa.classical.trees.growth import Growth
 from hansa.classical.trees.histograms import GradientHistograms
+from hansa.classical.trees.private import SIGMAS, PrivateHistograms
 from hansa.classical.trees.splits import SplitRule
 from hansa.classical.trees.table import TreeArrays, TreeTable
 from hansa.classical.trees.targets import ClassCounts, mean_and_bound
 from hansa.core import rng
 from hansa.core.algorithm import Problem, State
 from hansa.core.ask import Reduced
+from hansa.core.budget import Budget
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.params import Params
@@ -41,8 +43,9 @@ class Boosting(TreeEnsemble):
     2016 (XGBoost), a leaf the value -lr G / (H + l2). Trees grow level by level, or leaf by leaf up to `leaves` leaves
     (`growth = "leaves"`; Ke et al. 2017). Missing values take the direction that gains more. `rows` and `columns` are
     the shares of samples and features of a tree. With `held_out`, that share of each party's samples measures the
-    model; after `patience` rounds without progress the run ends, with the trees of the best round. For the other
-    fields see `TreeEnsemble`.
+    model; after `patience` rounds without progress the run ends, with the trees of the best round. With `sigma` each
+    party adds noise to its sums, and declines when its next sums would exceed `epsilon` at `delta`
+    (`PrivateHistograms`). For the other fields see `TreeEnsemble`.
     """
 
     lr: float = 0.3
@@ -55,6 +58,9 @@ class Boosting(TreeEnsemble):
     columns: float = 1.0
     held_out: float = 0.0
     patience: int | None = None
+    sigma: float = 0.0
+    epsilon: float | None = None
+    delta: float = 1e-5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +80,30 @@ class Boosting(TreeEnsemble):
             raise ConfigError(f"boosting: held_out is a share from 0 to below 1, got {self.held_out}")
         if self.patience is not None and (self.patience < 1 or not self.held_out):
             raise ConfigError("boosting: patience is a number of rounds from 1, and needs held_out above 0 (0.1)")
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+        if not self.sigma:
+            if self.epsilon is not None:
+                raise ConfigError("boosting: epsilon needs noise; set sigma, such as 2.0")
+            return
+        if not SIGMAS[0] <= self.sigma <= SIGMAS[1]:
+            raise ConfigError(f"boosting: sigma must be 0 or lie in {SIGMAS[0]:g} to {SIGMAS[1]:g}, got {self.sigma}")
+        if self.cuts != "public" or self.held_out or self.rows < 1 or self.min_rows > 1:
+            raise ConfigError(
+                "boosting: with sigma, cuts must be 'public' (with a span), and held_out, rows and min_rows must be "
+                "left out: noise covers the sums of nodes alone"
+            )
+
+    @property
+    def budget(self) -> Budget | None:
+        return Budget(math.inf if self.epsilon is None else self.epsilon, self.delta) if self.sigma else None
+
+    def check(self, problem: Problem) -> None:
+        super().check(problem)
+        if self.sigma and problem.classes is None:
+            raise ConfigError("boosting: sigma needs classes as targets; the gradients of numbers have no bound")
 
     def init(self, problem: Problem) -> State:
         classes = problem.classes or 0
@@ -92,7 +122,7 @@ class Boosting(TreeEnsemble):
         sums = self._asker(fed, slots, bins, before)
         table, rule = TreeTable(1), self._rule(slots)
         growth = Growth(sums.ask, bins, sums.features, rule, lambda found: self._value(rule, found), self.max_depth,
-                        self.leaves if self.growth == "leaves" else None)  # fmt: skip
+                        self.leaves if self.growth == "leaves" else None, subtract=not self.sigma)  # fmt: skip
         outputs = gradients.outputs_of(slots["loss"], slots["classes"])
         try:
             await growth.grow(table, range(outputs))
@@ -104,7 +134,9 @@ class Boosting(TreeEnsemble):
     async def _start(self, fed: Federation, slots: Mapping[str, Any]) -> dict[str, Any]:
         """What is learned once: the base scores, the scale of gradients, and the bins."""
         bound = 1.0
-        if slots["classes"]:
+        if self.sigma:
+            base, n = np.zeros(gradients.outputs_of(slots["loss"], slots["classes"])), 2**27  # 20 bits
+        elif slots["classes"]:
             counts = (await fed.reduce(ClassCounts(slots["classes"]))).sums["counts"].cpu().numpy()
             base, n = gradients.base_scores(slots["loss"], counts), int(counts.sum())
         else:
@@ -119,6 +151,8 @@ class Boosting(TreeEnsemble):
         drawn = rng.generator(slots["key"], "columns", trees).permutation(everything)[:count]
         op = GradientHistograms(slots["loss"], slots["classes"], slots["bound"], slots["bits"], trees, self.held_out,
                                 self.rows, slots["key"], self.min_rows)  # fmt: skip
+        if self.sigma:
+            op = PrivateHistograms(**vars(op), sigma=self.sigma, epsilon=self.epsilon, delta=self.delta)
         payload = {"bins": slots["bins"], "base": slots["base"], "before": before.payload()}
         return _RoundSums(fed, op, bins, np.sort(drawn), payload, slots["points"], slots["held"], self.patience)
 
@@ -148,7 +182,9 @@ class _RoundSums(SumsAsker):
     patience: int | None = None
 
     def answered(self, got: Reduced) -> None:
-        if self.payload.pop("before", None) is None:
+        if isinstance(self.op, PrivateHistograms):
+            self.op = replace(self.op, ask=self.op.ask + 1)
+        if self.payload.pop("before", None) is None or "held" not in got.sums:
             return
         held = int(got.sums["held"])
         if held <= 0:

@@ -108,11 +108,18 @@ class BinRule:
     categorical: tuple[int, ...]
     cuts: str
     error: float
+    span: tuple[float, ...] = ()
 
     async def learn(self, fed: Federation, features: int) -> tuple[Bins, dict[int, int]]:
         """The bins of all features, and the number of points of each party where these differ (PAX)."""
         points: list[list[float]] = [[] for _ in range(features)]
         of_parties: dict[int, int] = {}
+        if self.cuts == "public":
+            for feature in range(features):
+                whole = [float(k) for k in range(self.bins - 1)]
+                parts = [self.span[0] + (self.span[1] - self.span[0]) * k / self.bins for k in range(1, self.bins)]
+                points[feature] = whole if feature in self.categorical else parts
+            return Bins.of_features(points, self.categorical), of_parties
         if self.categorical:
             for feature, row in zip(self.categorical, await self._categories(fed), strict=True):
                 points[feature] = row

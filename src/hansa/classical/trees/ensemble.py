@@ -26,7 +26,7 @@ from hansa.core.predictor import Predictor
 from hansa.core.registry import register
 
 NUMBERS = 2**22  # of a reply: the sums of more nodes are asked for in turn
-BY_SUMS, BY_PARTY = ("quantiles", "extents"), ("exact", "sketch", "pax")
+BY_SUMS, BY_PARTY = ("quantiles", "extents", "public"), ("exact", "sketch", "pax")
 Array = np.ndarray[Any, Any]
 
 
@@ -35,7 +35,8 @@ class TreeEnsemble(Algorithm):
     """Base of boosting and forests.
 
     `bins` is the most bins of a feature. `cuts` says where features are cut: at "quantiles" of all samples or in parts
-    of equal width between the "extents", both learned from sums; between all values ("exact"), at quantiles of merged
+    of equal width between the "extents", both learned from sums; in parts of equal width of the `span`, a lowest and a
+    highest value that the settings give ("public": no sample is read); between all values ("exact"), at quantiles of merged
     summaries of the rank error `error` ("sketch"), or at the points of party-adaptive summaries ("pax"), for which the
     aggregator sees values of single parties. `categorical` lists the columns of categories, which are whole numbers
     from 0; they are split into two groups. `min_samples` is the fewest samples of a leaf over all parties, `min_rows`
@@ -50,6 +51,7 @@ class TreeEnsemble(Algorithm):
     categorical: tuple[int, ...] = ()
     cuts: str = "quantiles"
     error: float = 0.001
+    span: tuple[float, ...] = ()
     trains: ClassVar[bool] = False
     takes_missing: ClassVar[bool] = True
 
@@ -62,6 +64,12 @@ class TreeEnsemble(Algorithm):
             raise ConfigError(f"{self.name}: min_samples and min_rows must be at least 1")
         if self.cuts not in BY_SUMS + BY_PARTY:
             raise ConfigError(f"{self.name}: cuts must be one of {', '.join(BY_SUMS + BY_PARTY)}, got {self.cuts!r}")
+        spans = len(self.span) == 2 and -math.inf < self.span[0] < self.span[1] < math.inf
+        if (self.cuts == "public") != bool(self.span) or (self.span and not spans):
+            raise ConfigError(
+                f"{self.name}: cuts = 'public' and span belong together; span is a lowest and a highest value, such as "
+                f"[-4.0, 4.0], got {list(self.span)}"
+            )
         if not 1e-4 <= self.error <= 0.5:
             raise ConfigError(f"{self.name}: error is a share of the samples from 0.0001 to 0.5, got {self.error}")
         if list(self.categorical) != sorted(set(self.categorical)) or any(f < 0 for f in self.categorical):
@@ -90,7 +98,7 @@ class TreeEnsemble(Algorithm):
 
     async def learn_bins(self, fed: Federation, features: int) -> dict[str, Any]:
         """The bins, and for party-adaptive ones the number of points of each party."""
-        rule = cut_points.BinRule(self.bins, self.categorical, self.cuts, self.error)
+        rule = cut_points.BinRule(self.bins, self.categorical, self.cuts, self.error, self.span)
         bins, points = await rule.learn(fed, features)
         return {"bins": bins.payload(), "points": {str(party): number for party, number in points.items()}}
 
@@ -153,4 +161,3 @@ class TreesPredictor(Predictor):
         elif loss == "logistic":
             margins = np.concatenate([np.zeros_like(margins), margins], 1)
         return torch.from_numpy(margins).to(x.device)
-

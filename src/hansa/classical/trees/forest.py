@@ -24,7 +24,7 @@ from hansa.classical.trees.forest_ops import (
 from hansa.classical.trees.gradients import HELD_BITS, unit_bits
 from hansa.classical.trees.growth import Growth
 from hansa.classical.trees.table import TreeArrays, TreeTable
-from hansa.classical.trees.targets import ClassCounts, mean_and_bound
+from hansa.classical.trees.targets import mean_and_bound
 from hansa.core import rng
 from hansa.core.algorithm import Problem, State
 from hansa.core.errors import ConfigError, RoundAborted
@@ -32,7 +32,7 @@ from hansa.core.federation import Federation
 from hansa.core.params import Params
 from hansa.core.registry import register
 
-O = TypeVar("O", bound=ForestSums)
+AnyForestSums = TypeVar("AnyForestSums", bound=ForestSums)
 
 
 @register("random-forest")
@@ -108,7 +108,7 @@ class RandomForest(TreeEnsemble):
         share = self.columns if self.columns is not None else features**-0.5 if slots["classes"] else 1.0
         return max(1, round(share * features))
 
-    def _op(self, kind: type[O], slots: Mapping[str, Any], first: int) -> O:
+    def _op(self, kind: type[AnyForestSums], slots: Mapping[str, Any], first: int) -> AnyForestSums:
         return kind(slots["classes"], slots["centre"], slots["bound"], slots["bits"], first, slots["key"],
                     self.bootstrap, self.min_rows)  # fmt: skip
 

@@ -246,4 +246,3 @@ def _run(growth: Coroutine[Any, Any, None]) -> None:
     except StopIteration:
         return
     raise TypeError("a party's own trees must not wait")
-

@@ -30,9 +30,8 @@ def base_scores(loss: str, counts: Array) -> Array:
     """The outputs before the first tree, from the number of samples of each class: log-odds, or log frequencies."""
     n = counts.sum()
     share = np.clip(counts.astype(np.float64), 0.5, max(n - 0.5, 0.5)) / max(n, 1)
-    if loss == "logistic":
-        return np.log(share[1:] / (1 - share[1:]))
-    return np.log(share)
+    scores: Array = np.log(share[1:] / (1 - share[1:])) if loss == "logistic" else np.log(share)
+    return scores
 
 
 def gradients(loss: str, margins: Array, y: Array) -> tuple[Array, Array]:
@@ -53,7 +52,8 @@ def probabilities(loss: str, margins: Array) -> Array:
     total = shifted[:, :1].copy()
     for column in range(1, shifted.shape[1]):  # in the order of the classes, for every number of samples
         total += shifted[:, column : column + 1]
-    return shifted / total
+    found: Array = shifted / total
+    return found
 
 
 def rounded(values: Array, bound: float, bits: int) -> Array:

@@ -28,6 +28,9 @@ class Open:
     split: Split | None = None
 
 
+Pair = tuple[Open, Split, tuple[int, int]]  # a node, its split and its children
+
+
 @dataclass
 class Growth:
     """The growth of some trees at once: the rule, the bins, and how values follow from statistics.
@@ -48,6 +51,7 @@ class Growth:
     depth: int
     leaves: int | None = None
     allowed: Callable[[int, int], Array] | None = None
+    subtract: bool = True  # False: both children are asked for, because sums have noise
 
     async def grow(self, table: TreeTable, outputs: Sequence[int]) -> None:
         """Grow one tree for each of `outputs`, and add them to the table."""
@@ -98,7 +102,7 @@ class Growth:
 
     async def _children(self, table: TreeTable, parents: list[Open]) -> list[Open]:
         """Split nodes; return their children that may be split further, with their sums."""
-        pairs: list[tuple[Open, Split, tuple[int, int]]] = []
+        pairs: list[Pair] = []
         for item in parents:
             split = item.split
             assert split is not None
@@ -111,15 +115,9 @@ class Growth:
         if not pairs:
             return []
         arrays = table.arrays()
-        smaller = [int(split.right[-1] < split.left[-1]) for _, split, _ in pairs]
-        slots = [(item.tree, children[side]) for (item, _, children), side in zip(pairs, smaller, strict=True)]
-        sums = await self.ask(arrays, slots)
         width = self.bins.widths[self.features[0]]
-        sides = [(split.left, split.right)[side] for (_, split, _), side in zip(pairs, smaller, strict=True)]
-        if np.array_equal(sums[:, :, :width].sum(2), np.stack(sides)):
-            both = [(one, item.sums - one) if side == 0 else (item.sums - one, one)
-                    for one, (item, _, _), side in zip(sums, pairs, smaller, strict=True)]  # fmt: skip
-        else:
+        both = await self._smaller(arrays, pairs, width) if self.subtract else None
+        if both is None:
             whole = await self.ask(arrays, [(item.tree, child) for item, _, children in pairs for child in children])
             both = [(whole[2 * k], whole[2 * k + 1]) for k in range(len(pairs))]
         found = []
@@ -128,3 +126,14 @@ class Growth:
                 if self.rule.divides(int(one[-1, :width].sum())):
                     found.append(Open(item.tree, child, item.depth + 1, one))
         return found
+
+    async def _smaller(self, arrays: TreeArrays, pairs: list[Pair], width: int) -> list[tuple[Array, Array]] | None:
+        """The sums of both children, from those of the smaller ones; None if they are not what the splits promised."""
+        smaller = [int(split.right[-1] < split.left[-1]) for _, split, _ in pairs]
+        slots = [(item.tree, children[side]) for (item, _, children), side in zip(pairs, smaller, strict=True)]
+        sums = await self.ask(arrays, slots)
+        sides = [(split.left, split.right)[side] for (_, split, _), side in zip(pairs, smaller, strict=True)]
+        if not np.array_equal(sums[:, :, :width].sum(2), np.stack(sides)):
+            return None
+        return [(one, item.sums - one) if side == 0 else (item.sums - one, one)
+                for one, (item, _, _), side in zip(sums, pairs, smaller, strict=True)]  # fmt: skip

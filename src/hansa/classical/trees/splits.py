@@ -49,7 +49,7 @@ class SplitRule:
         """G [..., outputs], H and the number of samples, from statistics [..., rows]."""
         g = sums[..., : self.outputs] * self.unit
         count = sums[..., -1]
-        return g, (count * 1.0 if self.constant else sums[..., self.outputs] * self.unit_h), count
+        return g, (count * 1.0 if self.constant else np.maximum(sums[..., self.outputs], 0) * self.unit_h), count
 
     def score(self, sums: Array) -> Array:
         """The sum over outputs of G^2 / (H + l2); 0 without samples."""

@@ -1,0 +1,73 @@
+"""Differentially private sums of boosted trees: each party adds Gaussian noise to its own sums before it sends them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from hansa.classical.trees.histograms import GradientHistograms
+from hansa.core import rng
+from hansa.core.budget import Budget, Release
+from hansa.core.errors import PartyError
+from hansa.core.op import Memory, Party, Payload, Reply, Shape
+from hansa.core.registry import register
+
+Array = np.ndarray[Any, Any]
+SIGMAS = (0.05, 1e6)
+
+
+@register("private-histograms")
+@dataclass(frozen=True)
+class PrivateHistograms(GradientHistograms):
+    """As `gradient-histograms`, with Gaussian noise of `sigma` times the sensitivity on every number.
+
+    A sample is in one node of each tree of the ask and in one bin of each feature. There it adds at most 1 to the sum
+    of gradients, 1/4 to that of second derivatives and 1 to the count. So a sample changes all sums of an ask together
+    by at most sqrt(trees * features * (1 + 1/16 + 1)) in the Euclidean norm, which is the sensitivity. Each ask is one
+    release. Parties send neither their number of samples nor losses of held-out samples.
+    """
+
+    sigma: float = 1.0
+    epsilon: float | None = None
+    delta: float = 1e-5
+    ask: int = 0  # the number of the ask in its round: asks draw different noise
+    measures: ClassVar[frozenset[str] | None] = frozenset({"epsilon"})
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(math.inf if self.epsilon is None else self.epsilon, self.delta)
+
+    def release(self, n: int, payload: Payload) -> Release:
+        return Release(1.0, self.sigma)
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        if self.loss == "squared" or self.held or self.sample < 1 or self.bits > 20 or self.bound != 1:
+            raise PartyError(
+                "private-histograms: only of classes, of all samples, and with at most 20 bits; other sums would need "
+                "another amount of noise"
+            )
+        if not SIGMAS[0] <= self.sigma <= SIGMAS[1]:
+            raise PartyError(f"private-histograms: sigma must lie in {SIGMAS[0]:g} to {SIGMAS[1]:g}, got {self.sigma}")
+        if max(self.min_rows, party.min_rows) > 1:
+            raise PartyError(
+                "it counts small groups of rows with others (min_rows), by which a row changes the sums of many; use "
+                "either min_rows or noise"
+            )
+        reply, memory = super().run(party, payload, memory)
+        sums = reply.tensors["sums"].numpy()
+        trees = len(np.unique(payload["slots"][:, 0].cpu().numpy()))
+        deviation = self.sigma * math.sqrt(trees * len(payload["features"]) * (1 + 1 / 16 + 1))
+        drawn = rng.secret_normal(party.private("tree sums", self.trees, self.ask), sums.size).numpy()
+        units = np.array([2.0**self.bits, 2.0**self.bits, 1.0])[None, :, None]
+        noisy = sums + np.rint(drawn.reshape(sums.shape) * (deviation * units)).astype(np.int64)
+        return Reply({"sums": torch.from_numpy(noisy)}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {name: shape for name, shape in super().expects(payload).items() if name == "sums"}
+
+    def contradiction(self, sums: Array, payload: Payload, samples: int) -> str | None:
+        return None  # noise makes counts negative, and totals of features differ

@@ -1,0 +1,92 @@
+"""Boosted trees from sums with noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from test_boosting import boosted, divided
+from test_tree_growth import asked_of, party_of
+
+import hansa
+from hansa.classical.trees.private import PrivateHistograms
+from hansa.core.budget import Release
+from hansa.core.errors import PartyError
+from hansa.privacy import spent
+
+PRIVATE = hansa.Boosting(max_depth=2, bins=4, cuts="public", span=(-2.0, 2.0), sigma=5.0, epsilon=3.0, l2=20.0)
+
+
+def samples(n: int = 600) -> tuple[Any, Any]:
+    x = np.random.default_rng(0).normal(size=(n, 4))
+    return x, (x[:, 0] + 0.3 * x[:, 1] > 0).astype(int)
+
+
+def test_the_noise_has_sigma_times_the_largest_change_that_one_sample_makes() -> None:
+    data = samples(60)
+    _, payload = asked_of(boosted([data], 1))
+    first = PrivateHistograms("logistic", 2, 1.0, 20, 1)
+    party = party_of(data)
+    numbers = []
+    for sigma in (1.0, 1e-9 + 0.05):
+        op = PrivateHistograms("logistic", 2, 1.0, 20, 1, sigma=sigma)
+        replies = [PrivateHistograms(**{**vars(op), "ask": k}).run(party, payload, {})[0] for k in range(40)]
+        numbers.append(np.stack([reply.tensors["sums"][0].numpy() for reply in replies]))
+        assert all(set(reply.tensors) == {"sums"} and reply.weight == 1 for reply in replies)
+    deviation = math.sqrt(4 * (1 + 1 / 16 + 1))
+    for row, unit in enumerate((2.0**20, 2.0**20, 1.0)):
+        assert (numbers[0][:, row] / unit).std(0).mean() == pytest.approx(deviation, rel=0.06)
+        if unit > 1:  # counts are rounded to whole numbers after the noise
+            assert (numbers[1][:, row] / unit).std(0).mean() == pytest.approx(0.05 * deviation, rel=0.2)
+    # The sums of two tables that differ by one row differ by at most that much.
+    less = party_of((data[0][:-1], data[1][:-1]))
+    plain = [super(PrivateHistograms, first).run(p, payload, {})[0].tensors["sums"][0].numpy() for p in (party, less)]
+    apart = (plain[0] - plain[1]) / np.array([2.0**20, 2.0**20, 1.0])[:, None]
+    assert 0 < np.sqrt((apart**2).sum()) <= deviation
+
+
+def test_every_level_is_one_release_and_a_spent_budget_ends_the_training() -> None:
+    parties = divided(samples(), np.arange(600) % 3)
+    result = boosted(parties, 30, PRIVATE)
+    lines = [line for line in result.history if "empty" not in line]
+    assert [line["epsilon"] for line in lines[:3]] == pytest.approx(
+        [spent([Release(1.0, 5.0, 2 * k)], 1e-5) for k in (1, 2, 3)]
+    )
+    assert max(line["epsilon"] for line in lines) <= 3.0 and len(lines) < 30
+    x, y = samples()
+    assert float((result.predict(x).argmax(1).numpy() == y).mean()) > 0.75
+    masked = boosted(parties, 3, PRIVATE, privacy={"secure": "masking"})
+    assert len(masked.state.slots["trees"]["roots"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"sigma": 1.0}, "cuts must be 'public'"),
+        ({"cuts": "public"}, "cuts = 'public' and span belong together"),
+        ({"span": (0.0, 1.0)}, "cuts = 'public' and span belong together"),
+        ({"cuts": "public", "span": (1.0, 0.0)}, "a lowest and a highest value"),
+        ({"epsilon": 1.0}, "epsilon needs noise"),
+        ({"cuts": "public", "span": (0.0, 1.0), "sigma": 1.0, "held_out": 0.1}, "must be left out"),
+        ({"cuts": "public", "span": (0.0, 1.0), "sigma": 0.001}, "sigma must be 0 or lie in 0.05"),
+    ],
+)
+def test_settings_that_noise_does_not_cover_are_refused(fields: dict[str, Any], why: str) -> None:
+    with pytest.raises(hansa.ConfigError, match=why):
+        hansa.Boosting(**fields)
+
+
+def test_targets_without_a_bound_and_groups_of_rows_are_refused() -> None:
+    x, y = samples(60)
+    with pytest.raises(hansa.ConfigError, match="sigma needs classes"):
+        boosted([(x, y + 0.5)], 1, PRIVATE)
+    with pytest.raises(hansa.ConfigError, match="the epsilon of 'boosting' does not cover"):
+        hansa.simulate(PRIVATE, hansa.Task(parties=[(x, y)], prepare=hansa.Standardise()), rounds=1)
+    _, payload = asked_of(boosted([(x, y)], 1))
+    op = PrivateHistograms("logistic", 2, 1.0, 20, 1)
+    with pytest.raises(PartyError, match="either min_rows or noise"):
+        op.run(party_of((x, y), min_rows=5), payload, {})
+    with pytest.raises(PartyError, match="at most 20 bits"):
+        PrivateHistograms("logistic", 2, 1.0, 30, 1).run(party_of((x, y)), payload, {})
