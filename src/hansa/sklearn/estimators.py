@@ -21,7 +21,6 @@ from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build
 from hansa.core.task import Task
-from hansa.data.prepare import KeepMissing
 from hansa.report.diagnosis import without_effect
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
@@ -52,7 +51,7 @@ class _Federated(BaseEstimator, ABC):  # type: ignore[misc]
                              ensure_all_finite=self._finite)  # fmt: skip
         targets, loss, classes = self._targets(y)
         held = [(x[owner == name], targets[owner == name]) for name in dict.fromkeys(owner.tolist())]
-        prepare = None if self._finite is True else KeepMissing()
+        prepare = None if self._finite is True else build("prepare", "keep-missing")
         task = Task(self._model(), loss, held, classes=classes, prepare=prepare)
         settings = {"rounds": self.rounds, "seed": self.seed, **(self.run or {})}
         self.result_ = simulate(self._algorithm(), task, privacy=self.privacy, progress=False, **settings)

@@ -34,11 +34,11 @@ Array = np.ndarray[Any, Any]
 class TreeEnsemble(Algorithm):
     """Base of boosting and forests.
 
-    `bins` is the most bins of a feature. `cuts` says where features are cut: at "quantiles" of all samples or in parts
-    of equal width between the "extents", both learned from sums; in parts of equal width of the `span`, a lowest and a
-    highest value that the settings give ("public": no sample is read); between all values ("exact"), at quantiles of merged
-    summaries of the rank error `error` ("sketch"), or at the points of party-adaptive summaries ("pax"), for which the
-    aggregator sees values of single parties. `categorical` lists the columns of categories, which are whole numbers
+    `bins` is the most bins of a feature. `cuts` says where features are cut. Learned from sums: at "quantiles" of all
+    samples, or in parts of equal width between the "extents". Without any sample: in parts of equal width of the
+    `span`, a lowest and a highest value ("public"). From values of single parties, which the aggregator then sees:
+    between all values ("exact"), at quantiles of merged summaries of the rank error `error` ("sketch"), or at the
+    points of party-adaptive summaries ("pax"). `categorical` lists the columns of categories, which are whole numbers
     from 0; they are split into two groups. `min_samples` is the fewest samples of a leaf over all parties, `min_rows`
     the fewest of a single party in the sums of a node: its rows in a smaller node are counted with those of the
     sibling.

@@ -18,7 +18,7 @@ AskSums = Callable[[TreeArrays, Slots], Awaitable[Array]]
 
 
 @dataclass(eq=False)
-class Open:
+class OpenNode:
     """A node that may still be split."""
 
     tree: int
@@ -28,7 +28,7 @@ class Open:
     split: Split | None = None
 
 
-Pair = tuple[Open, Split, tuple[int, int]]  # a node, its split and its children
+Pair = tuple[OpenNode, Split, tuple[int, int]]  # a node, its split and its children
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Growth:
         first = len(table.roots) - len(roots)
         slots = [(first + k, root) for k, root in enumerate(roots)]
         sums = await self.ask(table.arrays(), slots)
-        opened = [Open(tree, node, 0, one) for (tree, node), one in zip(slots, sums, strict=True)]
+        opened = [OpenNode(tree, node, 0, one) for (tree, node), one in zip(slots, sums, strict=True)]
         width = self.bins.widths[self.features[0]]
         for item in opened:
             whole = item.sums[:, :width].sum(1)
@@ -78,12 +78,12 @@ class Growth:
             self._judge(grown)
             opened += grown
 
-    def _choose(self, opened: list[Open], leaves: dict[int, int]) -> list[Open]:
+    def _choose(self, opened: list[OpenNode], leaves: dict[int, int]) -> list[OpenNode]:
         """The nodes to split next: all of them, or of each tree the one with the largest gain."""
         able = [item for item in opened if item.split is not None]
         if self.leaves is None:
             return able
-        best: dict[int, Open] = {}
+        best: dict[int, OpenNode] = {}
         for item in able:
             assert item.split is not None
             rival = best.get(item.tree)
@@ -92,7 +92,7 @@ class Growth:
                 best[item.tree] = item
         return [best[tree] for tree in sorted(best)]
 
-    def _judge(self, items: list[Open]) -> None:
+    def _judge(self, items: list[OpenNode]) -> None:
         if not items:
             return
         allowed = None if self.allowed is None else np.stack([self.allowed(i.tree, i.node) for i in items])
@@ -100,7 +100,7 @@ class Growth:
         for item, split in zip(items, splits, strict=True):
             item.split = split
 
-    async def _children(self, table: TreeTable, parents: list[Open]) -> list[Open]:
+    async def _children(self, table: TreeTable, parents: list[OpenNode]) -> list[OpenNode]:
         """Split nodes; return their children that may be split further, with their sums."""
         pairs: list[Pair] = []
         for item in parents:
@@ -124,7 +124,7 @@ class Growth:
         for (item, _, children), pair in zip(pairs, both, strict=True):
             for child, one in zip(children, pair, strict=True):
                 if self.rule.divides(int(one[-1, :width].sum())):
-                    found.append(Open(item.tree, child, item.depth + 1, one))
+                    found.append(OpenNode(item.tree, child, item.depth + 1, one))
         return found
 
     async def _smaller(self, arrays: TreeArrays, pairs: list[Pair], width: int) -> list[tuple[Array, Array]] | None:

@@ -69,8 +69,8 @@ class TreeOp(Op):
         raise TypeError(f"the op {self.name!r} does not define highest")
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        bins, features = Bins.of(payload["bins"]), _features(payload, len(payload["bins"]["categorical"]))
-        size = len(_slots(payload)), self.rows, int(bins.widths[features].sum())
+        widths = _widths(payload)
+        size = len(_slots(payload)), self.rows, int(widths.sum())
         if np.prod(size, dtype=object) > MOST_NUMBERS:
             raise PartyError(f"the ask wants sums of the shape {size}, and {MOST_NUMBERS} numbers are the most")
         return {"sums": (size, torch.int64)}
@@ -109,20 +109,31 @@ class TreeOp(Op):
 
     def contradiction(self, sums: Array, payload: Payload, samples: int) -> str | None:
         """Why sums over at most this many samples are impossible, or None."""
-        bins, features = Bins.of(payload["bins"]), _features(payload, len(payload["bins"]["categorical"]))
+        widths = _widths(payload)
         counts, (first, second) = sums[:, -1], self.highest
-        if counts.size and (counts.min() < 0 or counts.sum(1).max() > samples * len(features)):
+        if counts.size and (counts.min() < 0 or counts.sum(1).max() > samples * len(widths)):
             return "it has negative counts, or counts more samples than the party has"
         if bool((np.abs(sums[:, : self.outputs]) > first * counts[:, None]).any()):
             return "it has sums of gradients that its counts do not allow"
         if not self.constant and bool(((sums[:, -2] < 0) | (sums[:, -2] > second * counts)).any()):
             return "it has sums of second derivatives that its counts do not allow"
-        edges = np.concatenate([[0], np.cumsum(bins.widths[features])])[:-1].astype(np.int64)
+        edges = np.concatenate([[0], np.cumsum(widths)])[:-1].astype(np.int64)
         if sums.size:
             totals = np.add.reduceat(sums, edges, axis=2)
             if bool((totals != totals[:, :, :1]).any()):
                 return "the totals of its sums differ between features"
         return None
+
+
+def _widths(payload: Payload) -> Array:
+    """The number of bins of each feature that is counted; the bins themselves are checked when they are used."""
+    bins = payload["bins"]
+    starts, categorical = bins["starts"].cpu().numpy(), bins["categorical"].cpu().numpy()
+    features = _features(payload, len(categorical))
+    if len(starts) != len(categorical) + 1 or (len(starts) and np.diff(starts).min(initial=0) < 0):
+        raise PartyError("malformed bins: cuts and features do not fit together")
+    widths: Array = np.diff(starts) + np.where(categorical, 1, 2)
+    return widths[features]  # type: ignore[no-any-return]
 
 
 def _slots(payload: Payload) -> Array:

@@ -142,9 +142,10 @@ class TreeArrays:
         level = self.roots
         for _ in range(MOST_DEPTH + 1):
             below = self.child[level[self.feature[level] >= 0]]
+            if not len(below):
+                return
             level = np.unique(np.concatenate([below, below + 1]))
-        if len(level):
-            raise PartyError(f"malformed trees: deeper than {MOST_DEPTH} levels")
+        raise PartyError(f"malformed trees: deeper than {MOST_DEPTH} levels")
 
     def joined(self, more: TreeArrays) -> TreeArrays:
         """These trees and more trees."""
@@ -174,31 +175,32 @@ class TreeArrays:
         With `small` above 1, samples of a node with fewer of them go with the samples of its sibling: every group that
         remains, and the difference of any two nested ones, has none or at least `small`.
         """
-        node = np.full(codes.shape[1], self.roots[tree], dtype=np.int32)
-        active = np.arange(codes.shape[1], dtype=np.intp)
-        last = bins.widths - 1
-        numeric = not bool((self.choice >= 0).any())
+        samples = codes.shape[1]
+        flat = codes.reshape(-1)
+        feature, child, cut = (column.astype(np.intp) for column in (self.feature, self.child, self.bin))
+        unknown = (bins.widths - 1)[feature]
+        missing_left, categories = self.missing == 1, bool((self.choice >= 0).any())
+        node = np.full(samples, self.roots[tree], dtype=np.intp)
+        active, at = np.arange(samples), node
         while True:  # children come after their parents, and trees have at most MOST_DEPTH levels
             go_on()
-            at = node[active]
-            feature = self.feature[at]
-            going = feature >= 0
+            used = feature.take(at)
+            going = used >= 0
             if not going.all():
-                active, at, feature = active[going], at[going], feature[going]
+                active, at, used = active[going], at[going], used[going]
             if not len(active):
                 return node
-            code = codes[feature, active]
-            right = code > self.bin[at]
-            unknown = code == last[feature]
-            right = np.where(unknown, self.missing[at] == 0, right)
-            if not numeric:
-                chosen = self.choice[at]
+            code = flat.take(used * samples + active)
+            right = code > cut.take(at)
+            right &= ~((code == unknown.take(at)) & missing_left.take(at))
+            if categories:
+                chosen = self.choice.take(at)
                 right = np.where(chosen >= 0, self.sets[chosen, np.where(chosen >= 0, code, 0)] == 0, right)
-            node[active] = self._with_siblings(at, right, small)
+            at = self._with_siblings(child.take(at), right, small)
+            node[active] = at
 
-    def _with_siblings(self, at: Array, right: Array, small: int) -> Array:
-        """The children that samples go to, from their nodes and whether they go right; small groups join the other."""
-        child: Array = self.child[at]
+    def _with_siblings(self, child: Array, right: Array, small: int) -> Array:
+        """The nodes that samples go to, from the left child and whether they go right; small groups join the other."""
         if small > 1:
             sizes = np.bincount(child + right, minlength=len(self.feature) + 1)
             lefts, rights = sizes[child], sizes[child + 1]
