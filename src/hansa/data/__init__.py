@@ -1,8 +1,9 @@
 """Data sets, the ways to divide them among parties, and a party's own files."""
 
+from hansa.core.class_counts import ClassCounts
 from hansa.data.adult import ADULT_FEATURES, Adult
 from hansa.data.cifar import Cifar10
-from hansa.data.class_weights import ClassCounts, WeighClasses
+from hansa.data.class_weights import WeighClasses
 from hansa.data.column_options import ColumnOptions
 from hansa.data.column_split import ColumnParts, Columns
 from hansa.data.column_transformer import ColumnTransformer

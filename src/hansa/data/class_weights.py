@@ -9,33 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hansa.core.class_counts import ClassCounts
 from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
-from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.op import DataOp, Payload, sent
 from hansa.core.registry import register
 from hansa.core.weights import BALANCED, MOST
 from hansa.data.prepare import Preparation
-
-CLASSES = 2**20  # classes that a party counts at most
-
-
-@register("class-counts")
-@dataclass(frozen=True)
-class ClassCounts(Op):
-    """The number of the party's samples of each class."""
-
-    classes: int = 0
-
-    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        if not 0 < self.classes <= CLASSES:
-            raise PartyError(f"class-counts asks for {self.classes} classes; it counts 1 to {CLASSES}")
-        y = party.samples("statistics")[1]
-        if y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= self.classes:
-            raise PartyError("its targets are not one class number per sample, within the job's classes")
-        return Reply({"counts": torch.bincount(y.cpu(), minlength=self.classes)}), memory
-
-    def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"counts": ((self.classes,), torch.int64)}
 
 
 @register("weigh-classes")

@@ -84,8 +84,8 @@ def _from_tables(experiment: Experiment, prepare: ColumnTransformer) -> TaskData
     rows, layout = code_all({place: features for place, features, _ in everything}, prepare)
     pairs = [(x, y) for x, (_, _, y) in zip(rows, everything, strict=True)]
     targets = [y for _, y in pairs[: len(tables)]]
-    classes = len(table.labels) or table.classes or _classes(table, table.parties, targets)
-    loss, classes = loss_and_classes(table.loss, classes)
+    counted = len(table.labels) or table.classes or _classes(table, table.parties, targets)
+    loss, classes = loss_and_classes(table.loss, counted)
     if loss == "cross_entropy" and not table.classes and not table.labels:
         check_numbering({name: Labels.of(y) for name, y in zip(names, targets, strict=True)})
     kinds = dict(zip((kind for kind, _ in own), pairs[len(tables) :], strict=True))

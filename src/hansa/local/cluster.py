@@ -50,7 +50,8 @@ def losses_of_each(objective: Objective, models: Tensor, samples: Sequence[Sampl
             group.append((x, y))
         x, y = (torch.cat(parts) for parts in zip(*group, strict=True))
         with threads(1):
-            each = [objective.loss_of(objective.outputs(objective.initial._replace(w=w), x), y) for w in models]
+            outputs = [objective.outputs(objective.initial._replace(w=w), x) for w in models]
+            each = [objective.training_losses(output, y) for output in outputs]
         sizes = torch.tensor([len(y) for _, y in group], device=y.device)
         means = torch.segment_reduce(torch.stack(each, 1).to(torch.float64), "mean", lengths=sizes, axis=0)
         found += means.nan_to_num(nan=math.inf, posinf=math.inf).tolist()

@@ -19,11 +19,12 @@ from hansa.classical.trees.histograms import GradientHistograms
 from hansa.classical.trees.private import SIGMAS, PrivateHistograms
 from hansa.classical.trees.splits import SplitRule
 from hansa.classical.trees.table import TreeArrays, TreeTable
-from hansa.classical.trees.targets import ClassCounts, mean_and_bound
+from hansa.classical.trees.targets import mean_and_bound
 from hansa.core import rng
 from hansa.core.algorithm import Problem, State
 from hansa.core.ask import Reduced
 from hansa.core.budget import Budget
+from hansa.core.class_counts import ClassCounts
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.params import Params

@@ -19,26 +19,6 @@ LOWEST, HIGHEST = -100, 100  # powers of 2 that bound targets
 MEAN_BITS = 20
 
 
-@register("class-counts")
-@dataclass(frozen=True)
-class ClassCounts(Op):
-    """The number of samples of each class."""
-
-    classes: int = 2
-
-    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        if not 1 <= self.classes <= 2**15:
-            raise PartyError(f"class-counts asks for {self.classes} classes, and 1 to 32,768 are allowed")
-        labels = targets(party, party.samples("statistics")[1], self.classes)
-        return Reply({"counts": torch.from_numpy(np.bincount(labels, minlength=self.classes))}), memory
-
-    def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"counts": ((self.classes,), torch.int64)}
-
-    def impossible(self, reply: Reply, payload: Payload) -> str | None:
-        return "it has negative counts" if bool((reply.tensors["counts"] < 0).any()) else None
-
-
 @register("target-range")
 @dataclass(frozen=True)
 class TargetRange(Op):

@@ -1,0 +1,35 @@
+"""The number of samples of each class: an op for class weights and for trees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hansa.core.errors import PartyError
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.registry import register
+
+CLASSES = 2**20  # classes that a party counts at most
+
+
+@register("class-counts")
+@dataclass(frozen=True)
+class ClassCounts(Op):
+    """The number of the party's samples of each class."""
+
+    classes: int = 0
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        if not 0 < self.classes <= CLASSES:
+            raise PartyError(f"class-counts asks for {self.classes} classes; it counts 1 to {CLASSES}")
+        y = party.samples("statistics")[1]
+        if y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= self.classes:
+            raise PartyError("its targets are not one class number per sample, within the job's classes")
+        return Reply({"counts": torch.bincount(y.cpu(), minlength=self.classes)}), memory
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"counts": ((self.classes,), torch.int64)}
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        return "it has negative counts" if bool((reply.tensors["counts"] < 0).any()) else None
