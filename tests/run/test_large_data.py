@@ -82,6 +82,17 @@ def test_files_and_data_sets_train_to_the_bits_of_samples_in_memory(folder: Path
         assert same(trained(parties, model, engine=engine), wanted)
 
 
+@pytest.mark.parametrize("engine", ["reference", "stacked"])
+def test_one_memory_map_may_have_the_samples_of_all_parties(engine: str, tmp_path: Path) -> None:
+    pairs = [samples(party) for party in range(len(SIZES))]
+    x, y = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    mapped = [np.load(tmp_path / name, mmap_mode="r") for name in ("x.npy", "y.npy")]
+    offsets = np.cumsum([0, *SIZES])
+    assert same(trained((*mapped, offsets), engine=engine), trained((x, y, offsets), engine=engine))
+
+
 @pytest.mark.parametrize("name", ["scaffold", "fedprox", "fsvrg", "fedsgd", "naive-bayes", "fedper"])
 def test_every_kind_of_method_takes_stored_samples(folder: Path, name: str) -> None:
     algorithm, memory = build("algorithm", name), [samples(party) for party in range(len(SIZES))]
