@@ -44,7 +44,7 @@ class Watched(SampleGateway):
     """Notes the purposes of readings; with `refuses`, refuses them all."""
 
     def __init__(self, samples: SampleGateway, refuses: bool = False) -> None:
-        super().__init__(samples._train, samples._test, samples.header, samples.kinds, samples.table)
+        super().__init__(samples._train, samples._test, samples.header, samples._before, samples.kinds, samples.table)
         self.refuses, self.read = refuses, set[Purpose]()
 
     def admit(self, purpose: Purpose) -> None:

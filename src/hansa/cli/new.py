@@ -19,7 +19,7 @@ MISSING = ("", "?", "nan")
 
 
 @dataclass(frozen=True)
-class Column:
+class GuessedColumn:
     """What the cells of a column look like."""
 
     name: str
@@ -73,7 +73,7 @@ def new(
         typer.echo(f"wrote {path}; its comments say what was guessed. Run it with: hansa run {path}")
 
 
-def read_columns(path: Path) -> list[Column]:
+def read_columns(path: Path) -> list[GuessedColumn]:
     """The columns of a CSV file."""
     from hansa.core.errors import DataError
     from hansa.data.party_files import check_header, csv_lines
@@ -89,10 +89,10 @@ def read_columns(path: Path) -> list[Column]:
     rows = [[cell.strip() for cell in cells] for _, cells in lines]
     if not rows:
         raise DataError(f"{path} has no rows below its header")
-    return [Column(name, [row[at] for row in rows]) for at, name in enumerate(header)]
+    return [GuessedColumn(name, [row[at] for row in rows]) for at, name in enumerate(header)]
 
 
-def chosen(columns: list[Column], target: str | None, path: Path) -> tuple[Column, str]:
+def chosen(columns: list[GuessedColumn], target: str | None, path: Path) -> tuple[GuessedColumn, str]:
     """The target's column, and why it was chosen."""
     from hansa.core.errors import DataError, nearest
 
@@ -107,7 +107,7 @@ def chosen(columns: list[Column], target: str | None, path: Path) -> tuple[Colum
     return columns[-1], "guessed: the last column; --target names another"
 
 
-def experiment_text(columns: list[Column], target: tuple[Column, str], file: str) -> str:
+def experiment_text(columns: list[GuessedColumn], target: tuple[GuessedColumn, str], file: str) -> str:
     """The text of an experiment file."""
     from hansa.core.errors import DataError
 

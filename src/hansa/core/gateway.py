@@ -172,7 +172,8 @@ class SampleGateway:
             raise PartyError("the preparation has numbers of another shape than its samples have")
         self._train = _transformed(self._train, function)
         if self._test is not None:
-            self._before = self._test.x if self._before is None else self._before
+            if width is None:  # of a table, groups are by its features
+                self._before = self._test.x if self._before is None else self._before
             self._test = _transformed(self._test, function)
 
     def copy(self) -> SampleGateway:

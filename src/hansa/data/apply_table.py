@@ -271,7 +271,7 @@ class ApplyTable(DataOp):
         dtype = party.objective.dtype if party.objective.module is not None else torch.float64
         device = party.objective.device
         party.data.transform(lambda x: plan.features(x).to(device, dtype), plan.width)
-        party.data.table = None  # the samples are features now
+        party.data.table, party.data.header = None, ("", *plan.names)  # the samples are features now
 
     def prepared(self, x: Any, payload: Payload, device: torch.device, dtype: torch.dtype | None) -> Tensor:
         """The features of a frame, of columns by name, of a list of rows by column name, or of coded rows."""

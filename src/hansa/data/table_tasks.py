@@ -87,7 +87,7 @@ def coded_task(task: Task) -> Task:
         return None if before is None else (coded[where], before[1])
 
     return dataclasses.replace(
-        task, table=layout,
+        task, table=layout, header=task.header[:1],
         parties=[(coded[f"parties[{name}]"], y) for name, (_, y) in zip(names, parties, strict=True)],
         party_tests=None if task.party_tests is None
         else [(coded[f"party_tests[{name}]"], y) for name, (_, y) in zip(names, task.party_tests, strict=True)],
@@ -120,7 +120,8 @@ def _with_columns(task: Task, prepare: ColumnTransformer, kept: Sequence[str]) -
 
     public, y = split_public(task.public) if task.public is not None else (None, None)
     return dataclasses.replace(
-        task, table=TableLayout(layout.columns, task.table.texts), parties=several(task.parties),
+        task, table=TableLayout(layout.columns, task.table.texts), header=task.header[:1],
+        parties=several(task.parties),
         party_tests=several(task.party_tests), test=chosen(task.test), trusted=chosen(task.trusted),
         public=None if public is None else public[:, at] if y is None else (public[:, at], y),
     )  # fmt: skip

@@ -14,6 +14,7 @@ from hansa.core.objective import Objective
 from hansa.core.registry import Part
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
+from hansa.data.apply_table import TablePlan
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.table_tasks import coded_task, column_count
 from hansa.experiment.settings import Run
@@ -47,6 +48,7 @@ def prepare_table(algorithm: Algorithm, task: Task, run: Run, privacy: Privacy,
     exchanges = Exchanges(run, holdings, run.size(len(holdings)), protocol or privacy.protocol, b"", None)
     prepared = complete(PreparationLearner(task.prepare, exchanges).learn_table(0), runtime.answer)
     columns, width = {before, len(task.table.columns)}, holdings.train.x.shape[1]
+    names = TablePlan.of(prepared.learned[1]).names
     tests, public = holdings.tests, holdings.public
     return dataclasses.replace(
         task,
@@ -59,6 +61,7 @@ def prepare_table(algorithm: Algorithm, task: Task, run: Run, privacy: Privacy,
         public=None if public is None else public.x if public.y is None else (public.x, public.y),
         prepare=None,
         table=None,
+        header=(task.header[0] if task.header else "", *names),
     ), prepared
 
 

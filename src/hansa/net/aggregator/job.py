@@ -65,6 +65,7 @@ class Job:
         self.stopped = threading.Event()
         self.training: Training | None = None
         self._table: dict[str, Any] = {}  # the columns of the parties' tables, if they are prepared as tables
+        self._features: list[str] = []  # the names of a table's features
         self._tracking = JobTracking(id, runner.registry.federation.track, runner.folder)
         self._closed = time.monotonic()  # when the last round was closed
         self.experiment = check_order(order, runner.functions, runner.registry.names)
@@ -154,6 +155,7 @@ class Job:
         if data.table is not None:
             prepared = yield from self._learn_table(data.table, data.reasons, loss, classes)
             plan = TablePlan.of(prepared.learned[1])
+            self._features = plan.names
             data = dataclasses.replace(
                 data, common=dataclasses.replace(data.common, shape=(plan.width,), missing=False, header=())
             )
@@ -233,7 +235,7 @@ class Job:
         prepare = None if self._table else table.prepare  # a table is prepared already
         task = Task(model, loss, test=test, classes=classes, prepare=prepare, trusted=trusted, models=models,
                     assigned=table.assigned, public=public, class_weight=table.class_weight,
-                    header=() if self._table else data.header)  # fmt: skip
+                    header=(table.target or "", *self._features) if self._table else data.header)  # fmt: skip
         if data.missing and table.prepare is None:
             raise ConfigError("the parties' features have missing values; set task.prepare = 'standardise'")
         self.runtime.task = self._shared_task(table.model, data.shape, loss, classes, data.header)
