@@ -95,7 +95,8 @@ def watch() -> Watch:
             if part.__module__.startswith("hansa."):
                 kind = "public_pairs" if getattr(part, "public_targets", False) else "public_samples"
                 public = {"public": f"hansa.testing:{kind}"} if getattr(part, "uses_public", False) else {}
-                simulate(task={**TREE["task"], **public}, algorithm=to_config(part()))
+                deep = {"model": {"name": "2nn", "hidden": 4}} if part.__module__.startswith("hansa.matching") else {}
+                simulate(task={**TREE["task"], **public, **deep}, algorithm=to_config(part()))
         simulate(algorithm={"name": "fsvrg", "form": "full"})
         simulate(algorithm={"name": "fednova", "local": {"name": "sgd"}})
         simulate(algorithm={"name": "prunefl", "interval": 1}, run={"rounds": 3})

@@ -140,7 +140,10 @@ class Matcher:
         self.fresh = 0  # the next id
         self.places: list[Tensor | None] = [None] * len(groups)
         total = max(1, sum(len(group) for group in groups))
-        self.squares = sum(group.double().square().sum(0) for group in groups) if process.marginal else None
+        squares = torch.zeros(dim, dtype=torch.float64)
+        for group in groups if process.marginal else ():
+            squares += group.double().square().sum(0)
+        self.squares = squares if process.marginal else None
         mean = torch.stack([group.double().sum(0) for group in groups]).sum(0) / total if process.marginal else one * 0
         self.hyper = Hyper(*(t.to(self.dtype) for t in (mean, one * process.sigma0, one * process.sigma)))
 
@@ -248,7 +251,8 @@ def _gains(rows: Tensor, share: Tensor, sums: Tensor, weights: Tensor, hyper: Hy
 
 def _squares(rows: Tensor) -> Tensor:
     """The squared length of each row, without a matrix of squares."""
-    return torch.linalg.vector_norm(rows, dim=1).square_()
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return lengths.square_()
 
 
 def hyper_update(sums: Tensor, counts: Tensor, squares: Tensor, noise: Tensor) -> Hyper:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from hansa.core.functions import double
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.registry import register
+from hansa.core.shapes import largest_shape
 from hansa.local import SGD
 from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import match
@@ -126,7 +128,7 @@ class TrainAbove(TrainUnits):
         size, network = sum(t.numel() for layer in frozen for t in layer), self.network
         below = len(frozen[-1].bias) if frozen else network.layers[0].inputs
         for layer in network.layers[self.stage :]:
-            size += sum(torch.Size(shape).numel() for shape in layer.sizes(layer.units, below).values())  # type: ignore[arg-type]
+            size += sum(math.prod(largest_shape(sizes)) for sizes in layer.sizes(layer.units, below).values())
             below = layer.units
         return {**super().demands(n, payload), "parameters": size}
 
@@ -185,8 +187,8 @@ class FedMA(Matched):
             places = {str(party): [*places.get(str(party), []), place]
                       for party, place in zip(parties, found.places, strict=True)}  # fmt: skip
             matched.append(merged.tree())
-            full = {} if slots["done"] else {"layers": matched}
-            return state.replace(matched=matched, begun=places, **full)
+            whole = slots["layers"] if slots["done"] else matched  # the last complete network, if there is one
+            return state.replace(matched=matched, begun=places, layers=whole)
         layers = [*matched, class_mean(groups, output_shares(replies, network.outputs)).tree()]
         return state.replace(layers=layers, places=slots["begun"], matched=[], begun={}, done=slots["done"] + 1)
 

@@ -202,7 +202,7 @@ def sound(fed: Federation, answer: Gathered,
     A party chooses the sizes of its tensors and the shares of its classes. One whose parts do not fit is rejected by
     name; the round is aborted if none is left.
     """
-    parties, parts, replies = [], [], []
+    parties, parts, replies = list[int](), list[Any](), list[Reply]()
     for party, reply in zip(answer.parties, answer.replies, strict=True):
         reply.tensors = {name: tensor.cpu() for name, tensor in reply.tensors.items()}
         part, reason = read(reply), "its layers do not fit together, or have no units"
@@ -213,7 +213,9 @@ def sound(fed: Federation, answer: Gathered,
         if part is None:
             fed.reject(party, reason)
         else:
-            parties, parts, replies = [*parties, party], [*parts, part], [*replies, reply]
+            parties.append(party)
+            parts.append(part)
+            replies.append(reply)
     if not parties:
         raise RoundAborted("no party sent units that fit together")
     return parties, parts, replies

@@ -142,14 +142,15 @@ class SPAHM(Algorithm):
     async def round(self, fed: Federation, state: State) -> State:
         features, classes = state.slots["atoms"].shape[1], state.slots["counts"].shape[1]
         answer = await fed.gather(LocalMeans(self.components, features, classes))
-        groups, counts, spreads, weights = [], [], 0.0, 0
+        groups, counts, spreads, weights = list[Tensor](), list[Tensor](), 0.0, 0
         for party, reply in zip(answer.parties, answer.replies, strict=True):
             atoms, shares, spread = (reply.tensors[name].cpu() for name in ("atoms", "shares", "spread"))
             within = bool((shares >= 0).all()) and float(shares.sum()) <= 1 + WHOLE and float(spread) >= 0
             if len(atoms) != len(shares) or not len(atoms) or not within:
                 fed.reject(party, "its means, their shares of the samples and their spread do not fit together")
                 continue
-            groups, counts = [*groups, atoms], [*counts, shares * reply.weight]
+            groups.append(atoms)
+            counts.append(shares * reply.weight)
             spreads, weights = spreads + float(spread) * reply.weight, weights + reply.weight
         if not groups:
             raise RoundAborted("no party sent means that could be matched")

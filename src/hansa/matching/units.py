@@ -126,7 +126,7 @@ class UnitLayer:
         if self.kind == "lstm":
             tensors = [incoming.permute(2, 0, 1).reshape(GATES * units, -1),
                        recurrent.permute(2, 0, 1).reshape(GATES * units, units)]  # fmt: skip
-            tensors += [part.t().reshape(-1) for part in bias.split(GATES, 1)] if bias.shape[1] else []
+            tensors += [part.t().reshape(-1) for part in torch.split(bias, GATES, 1)] if bias.shape[1] else []
             return dict(zip(self.names, (t.contiguous() for t in tensors), strict=True))
         flat = (incoming.transpose(1, 2) if self.minor else incoming).reshape(units, -1)
         if self.kind == "conv":

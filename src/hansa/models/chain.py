@@ -25,7 +25,7 @@ class LstmStates(nn.LSTM):
     """One LSTM layer that returns its states at all positions, and not its last cell."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x)[0]  # type: ignore[no-any-return]
+        return super().forward(x)[0]
 
 
 class LastStep(nn.Module):
@@ -88,7 +88,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 KINDS: dict[str, LayerKind] = {
     "linear": LayerKind(_linear, 2, frozenset({"bias"})),
     "conv": LayerKind(_conv, 2, _WINDOW | {"dilation", "bias"}),
-    "lstm": LayerKind(lambda text: LstmStates(*text.sizes, batch_first=True, bias=bool(text.option("bias", 1))), 2,  # type: ignore[arg-type,misc]
+    "lstm": LayerKind(lambda text: LstmStates(*text.sizes, batch_first=True, bias=bool(text.option("bias", 1))), 2,
                       frozenset({"bias"})),
     "embedding": LayerKind(lambda text: nn.Embedding(*text.sizes), 2),  # type: ignore[arg-type]
     "dropout": LayerKind(lambda text: nn.Dropout(text.sizes[0]), 1),
