@@ -277,6 +277,16 @@ def test_small_groups_are_withheld_with_all_groups_of_their_column() -> None:
         assert "accuracy" in op.results(counts)
 
 
+def test_a_group_is_withheld_if_the_samples_of_no_group_are_few() -> None:
+    op = EvaluateMetrics(metrics=(Accuracy(), Accuracy(by="sex", groups=(0,))), classes=2)
+    output, target = torch.zeros(53, 2), torch.zeros(53, dtype=torch.int64)
+    predictions, sex = Predictions.of("cross_entropy", output, target, 2), torch.zeros(53)
+    sex[:3] = 1.0  # all samples less those of the group would be these three
+    for least, told in ((3, True), (4, False)):
+        values = op.results(op.count(predictions, lambda by: sex, least))
+        assert ("accuracy_by_sex" in values) == told
+
+
 def test_impossible_counts_are_left_out_and_named() -> None:
     op = EvaluateMetrics(metrics=(Accuracy(),), classes=2)
     honest = [measured(20, op), measured(30, op)]

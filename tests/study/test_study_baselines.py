@@ -51,10 +51,9 @@ def test_baselines_are_in_the_table_and_in_no_ranking(results: Results) -> None:
     assert not results.failed and results.metric == "party_accuracy_mean"  # the same samples for all
     assert set(results.ranks().ranks) == {"fedavg", "fedprox"}
     setting = results.settings[0]
-    assert set(results.order(setting)) == {"fedavg", "fedprox"} and set(results.leaders(setting)) <= {
-        "fedavg",
-        "fedprox",
-    }
+    assert set(results.order(setting)) == {"fedavg", "fedprox"}
+    assert set(results.leaders(setting)) <= {"fedavg", "fedprox"}
+    assert [{pair.first, pair.second} for pair in results.differences(setting)] == [{"fedavg", "fedprox"}]
     assert [row["algorithm"] for row in results.table()][2:] == ["local-only", "centralised"]
     assert results.estimate("final_party_accuracy_mean", "centralised", setting) is not None
 

@@ -102,7 +102,7 @@ class Predictions:
         score, the highest first, [1, scores]; None if one of the two is absent."""
         out: list[tuple[np.ndarray, np.ndarray] | None] = []
         for score, of_class in zip(self.logits.cpu().numpy().T, self.of_class.T, strict=True):
-            order = np.argsort(-score, kind="stable")
+            order = np.argsort(-score)
             last = np.flatnonzero(np.append(np.diff(score[order]) != 0, True))  # of each group of equal scores
             if not len(order) or not 0 < of_class.sum() < len(of_class):
                 out.append(None)
