@@ -5,7 +5,7 @@
 On one core. A round is that of `workload.py` with the 2NN: 10 of 100 parties train, and then the model is measured, on
 the aggregator's 10,000 test samples or at all 100 parties on 100 test samples each. With metrics (F1, recall, balanced
 accuracy, log loss, calibration error, a confusion matrix, figures per class; then AUC and average precision too) it
-should take at most 1.05 times as long as with the default, the loss and the accuracy, at the aggregator. All variants run in turn, in this
+should take at most 1.05 times as long as with the default, the loss and the accuracy. All variants run in turn, in this
 process, `--repeats` times; a ratio is the median over the repeats. Times are processor times.
 """
 
