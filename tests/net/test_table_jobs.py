@@ -22,6 +22,7 @@ from hansa.core.op import Reply
 from hansa.data.table_ops import TableMagnitudes
 from hansa.experiment.config import parse
 from hansa.net.aggregator import runtime
+from hansa.net.party import own_models
 from hansa.net.party.agent import Worker
 from hansa.net.party.samples import PartySamples, preparer, read_samples
 from hansa.net.party.store import PartyStore
@@ -99,6 +100,31 @@ def test_a_table_job_gives_the_reference_s_bits(privacy: Any, found: Callable[..
     assert predicted.shape == (2, 2)
     if not privacy:
         assert torch.equal(predicted, result.predict(rows))
+
+
+def test_held_out_rows_and_the_aggregator_s_test_file_give_the_reference_s_metrics(
+    found: Callable[..., League], tmp_path: Path
+) -> None:
+    paths, league = files(tmp_path), found()
+    write(tmp_path / "test.csv", 1, ("seen", "city", "age", "sick"), rows=9)
+    for name, path in zip(PARTIES, paths, strict=True):
+        league.join(name, read(path))
+    job = tree(paths)
+    job["task"] |= {"test": "test.csv", "party_test": 0.3}
+    job["algorithm"] = "fedper"
+    experiment = parse(job, folder=str(tmp_path))
+    ended = league.ended(league.operator.submit(experiment, "job", 3)[0])
+    assert ended["status"] == "finished", ended["reason"]
+    result = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
+    names = [name for name in result.history[-1] if name.startswith(("loss", "accuracy", "party_", "parties"))]
+    assert len(names) > 2
+    assert {name: ended["rounds"][-1][name] for name in names} == {name: result.history[-1][name] for name in names}
+    rows = [{"age": "44", "city": "Riga", "seen": "2019-01-01"}]
+    for number, name in enumerate(PARTIES):
+        exported = own_models.export(league.folder / "homes" / name, None, tmp_path / f"{name}.safetensors")
+        own = hansa.load(exported)
+        assert own.columns == {"age": "number", "city": "text", "seen": "date"}
+        assert torch.equal(own.predict(rows), result.predict(rows, number))
 
 
 def test_a_party_whose_table_does_not_fit_says_so_in_one_sentence(found: Callable[..., League], tmp_path: Path) -> None:

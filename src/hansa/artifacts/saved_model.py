@@ -130,11 +130,6 @@ class SavedModel:
             return False
         return bool(self.memories) or self.predictor.common(self.payload) is None
 
-    @property
-    def columns(self) -> dict[str, str] | None:
-        """The columns of a table that the model takes, with their kinds; None for a model of other samples."""
-        return dict(self.about["columns"]) if "columns" in self.about else None
-
     def predict(self, x: Any, party: int | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples; `party` says whose model, if each party has its own.
 

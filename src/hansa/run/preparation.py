@@ -33,6 +33,7 @@ class PreparedTable:
     left_out: dict[str, str]
     bytes_up: int
     bytes_down: int
+    seconds: float = 0.0  # simulated
 
     def samples(self, pair: Any) -> Any:
         """Samples (x, y) of coded rows with features as x; None stays None."""

@@ -80,6 +80,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         before = folder.experiment()["plan"] if folder is not None and resume else {}
         engine = _engine(algorithm, objective, holdings, run, before, alone)
         clock, forging = run.clock(holdings), band if band is not None and band.forges else None
+        clock.now += prepared.seconds if prepared is not None else 0.0
         runtime = Simulation(engine, run.rules(objective.spec), clock, absent, recorder.path, forging, spent)
         record = describe(algorithm, run, engine, experiment, groups, protection)
         training = Training(algorithm, task, run, objective, holdings, folder, runtime, protection, protocol,

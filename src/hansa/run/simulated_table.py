@@ -44,7 +44,8 @@ def prepare_table(algorithm: Algorithm, task: Task, run: Run, privacy: Privacy,
         privacy.check_sums(algorithm, ", ".join(asked[:5]))
     objective = Objective(None, task.loss, run.seed)
     holdings = Holdings(dataclasses.replace(task, model=None, models=None, assigned=None), objective)
-    runtime = Simulation(ReferenceEngine(objective, holdings, run.seed), run.rules(), run.clock(holdings))
+    clock = run.clock(holdings)
+    runtime = Simulation(ReferenceEngine(objective, holdings, run.seed), run.rules(), clock)
     exchanges = Exchanges(run, holdings, run.size(len(holdings)), protocol or privacy.protocol, b"", None)
     prepared = complete(PreparationLearner(task.prepare, exchanges).learn_table(0), runtime.answer)
     columns, width = {before, len(task.table.columns)}, holdings.train.x.shape[1]
@@ -62,7 +63,7 @@ def prepare_table(algorithm: Algorithm, task: Task, run: Run, privacy: Privacy,
         prepare=None,
         table=None,
         header=(task.header[0] if task.header else "", *names),
-    ), prepared
+    ), dataclasses.replace(prepared, seconds=clock.now)
 
 
 def sized(model: Any, columns: set[int], width: int) -> Any:

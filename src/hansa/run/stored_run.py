@@ -42,6 +42,22 @@ class StoredRun(Displayed):
         params: dict[str, Tensor] = saved_model.tensors(self.run_dir).get("params", {})
         return params
 
+    @property
+    def columns(self) -> dict[str, str] | None:
+        """The columns of a table that the model takes, with their kinds; None for a model of other samples."""
+        columns = self._about().get("columns")
+        return None if columns is None else dict(columns)
+
+    @property
+    def feature_names(self) -> list[str] | None:
+        """The names of the features that are made of a table's columns; None for a model of other samples."""
+        names: list[str] | None = self._about().get("feature_names")
+        return names
+
+    def _about(self) -> dict[str, Any]:
+        """How the model is made, and what it takes."""
+        return read_json(beside(self.run_dir) if self.run_dir.is_file() else self.run_dir / SERVING)
+
     def model(self, make: saved_model.Make | None = None, party: int | None = None) -> nn.Module:
         """The trained module, in evaluation mode; the module of `party` if each party has its own.
 

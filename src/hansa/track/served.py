@@ -44,8 +44,8 @@ def signature(model: SavedModel, samples: Any) -> Any:
     extra = ParamSchema([ParamSpec("party", "long", 0)]) if model.personal else None
     inputs = (
         [TensorSpec(samples.dtype, (-1, *samples.shape[1:]))]
-        if model.columns is None
-        else [ColSpec(TYPES[kind], name, required=False) for name, kind in model.columns.items()]
+        if "columns" not in model.about
+        else [ColSpec(TYPES[kind], name, required=False) for name, kind in model.about["columns"]]
     )
     return ModelSignature(Schema(inputs),
                           Schema([TensorSpec(out.dtype, (-1, *out.shape[1:]))]), extra)  # fmt: skip
