@@ -56,7 +56,8 @@ class StoredRun(Displayed):
 
     def _about(self) -> dict[str, Any]:
         """How the model is made, and what it takes."""
-        return read_json(beside(self.run_dir) if self.run_dir.is_file() else self.run_dir / SERVING)
+        about: dict[str, Any] = read_json(beside(self.run_dir) if self.run_dir.is_file() else self.run_dir / SERVING)
+        return about
 
     def model(self, make: saved_model.Make | None = None, party: int | None = None) -> nn.Module:
         """The trained module, in evaluation mode; the module of `party` if each party has its own.
