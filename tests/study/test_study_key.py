@@ -40,6 +40,7 @@ OTHERS: dict[str, Any] = {
     "task": TaskTable(dataset="digits"), "partition": None, "algorithm": registered("algorithm")["scaffold"](),
     "run": Run(rounds=99), "tree": {}, "folder": "elsewhere", "adversary": (), "track": ("tracker",),
     "privacy": Privacy(), "name": "other", "task.dataset": "mnist", "task.model": "logistic",
+    "task.dataset.drop": ("column",),
 }  # fmt: skip
 OUTSIDE = {"tracker", "op", "predictor", "transform"}  # kinds that no field of an experiment names
 Rebuild = Callable[[Any], Experiment]  # the experiment with another value at one place

@@ -17,11 +17,12 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from hansa.core.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from torch import nn
 
 REFERENCE = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 _folder: ContextVar[str | None] = ContextVar("folder", default=None)

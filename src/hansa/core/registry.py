@@ -191,7 +191,8 @@ def lookup(kind: str, name: str, where: str = "") -> type[Part]:
 def _own_part(kind: str, reference: str, where: str) -> type[Part]:
     """The user's own part that a reference names. It takes that name in records and messages."""
     cls = load(reference, where)
-    base = next(base for part in registered(kind).values() for base in part.__mro__ if "kind" in vars(base))
+    bases = (base for part in registered(kind).values() for base in part.__mro__ if "kind" in vars(base))
+    base = next(bases, Part)
     right = f"every {noun(kind)} is a class that derives from {base.__module__}.{base.__name__}"
     if not isinstance(cls, type) or not issubclass(cls, Part):
         wrong = "a class of another kind" if isinstance(cls, type) else f"of the type {type(cls).__name__!r}"
