@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.classical.cache import CACHE
-from hansa.classical.trees.sketches import surrogates
 from hansa.core.errors import PartyError
 from hansa.core.stopping import go_on
 
@@ -112,24 +110,3 @@ def rows_of(x: Tensor) -> Array:
     """Samples as a matrix of numbers, one row per sample."""
     flat: Array = x.flatten(1).cpu().numpy() if x.dim() > 1 else x[:, None].cpu().numpy()
     return flat
-
-
-@dataclass(frozen=True)
-class Coded:
-    """The bin numbers of a party's samples, and a hash of the samples."""
-
-    codes: Array
-    digest: int
-
-
-def coded(x: Tensor, bins: Bins, points: int = 0) -> Coded:
-    """The bin numbers of a party's samples; with `points`, of the party's surrogates of them."""
-    bins_digest = bins.digest()
-
-    def make() -> tuple[Coded, int]:
-        rows = rows_of(x)
-        digest = hashlib.blake2b(np.ascontiguousarray(rows).tobytes() + bins_digest, digest_size=8).digest()
-        codes = bins.codes(surrogates(rows, bins.categorical, points) if points else rows)
-        return Coded(codes, int.from_bytes(digest, "little", signed=True)), codes.nbytes
-
-    return CACHE.get(x, ("bins", bins_digest, points), make)

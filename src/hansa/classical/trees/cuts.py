@@ -22,30 +22,30 @@ from hansa.core.registry import register
 @register("category-counts")
 @dataclass(frozen=True)
 class CategoryCounts(Op):
-    """The number of samples with each whole number from 0 to `most` - 1 in some features, and with other values."""
+    """The number of samples with each whole number below `categories` in some features, and with other values."""
 
     features: tuple[int, ...] = ()
-    most: int = 256
+    categories: int = 256
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         rows = rows_of(party.samples("statistics")[0])
         known = sorted(set(self.features)) == list(self.features)
         known = known and all(0 <= feature < rows.shape[1] for feature in self.features)
-        if not 1 <= self.most <= MOST_BINS or not known:
+        if not 1 <= self.categories <= MOST_BINS or not known:
             raise PartyError(
                 f"category-counts: the features must be columns of the samples, and {MOST_BINS} categories are the most"
             )
-        counts = torch.zeros(len(self.features), self.most + 1, dtype=torch.int64)
+        counts = torch.zeros(len(self.features), self.categories + 1, dtype=torch.int64)
         for row, feature in zip(counts, self.features, strict=True):
             column = rows[:, feature].astype(np.float64)
             column = column[~np.isnan(column)]
-            listed = (column >= 0) & (column < self.most) & (column == np.floor(column))
-            row[: self.most] = torch.from_numpy(np.bincount(column[listed].astype(np.int64), minlength=self.most))
-            row[self.most] = int((~listed).sum())
+            listed = (column >= 0) & (column < self.categories) & (column == np.floor(column))
+            row[:-1] = torch.from_numpy(np.bincount(column[listed].astype(np.int64), minlength=self.categories))
+            row[-1] = int((~listed).sum())
         return Reply({"counts": counts}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"counts": ((len(self.features), self.most + 1), torch.int64)}
+        return {"counts": ((len(self.features), self.categories + 1), torch.int64)}
 
     def impossible(self, reply: Reply, payload: Payload) -> str | None:
         return "it has negative counts" if bool((reply.tensors["counts"] < 0).any()) else None

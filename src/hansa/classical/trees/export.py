@@ -57,7 +57,7 @@ def lightgbm_model(model: Mapping[str, Any], columns: Sequence[str] | None = Non
     head += [f"objective={objective[loss]}"] if loss in objective else ["average_output"]
     head += [f"feature_names={' '.join(map(str, names))}", f"feature_infos={' '.join(['none'] * features)}", ""]
     base = payload["base"].numpy() if loss != "forest" else np.full(len(outputs), payload["centre"])
-    text = []
+    text: list[str] = []
     for tree in range(len(trees.roots)):
         for output in outputs if loss == "forest" else [int(trees.outputs[tree])]:
             place = output - first
@@ -135,7 +135,8 @@ def _walk(trees: TreeArrays, root: int) -> tuple[list[int], list[int]]:
 def _categories(bins: Bins, trees: TreeArrays, node: int) -> Array:
     """The categories that go left at a node."""
     categories = bins.of_feature(trees.feature[node])
-    return categories[trees.sets[trees.choice[node], : len(categories)] == 1]
+    chosen: Array = categories[trees.sets[trees.choice[node], : len(categories)] == 1]
+    return chosen
 
 
 def _bitset(categories: Array) -> list[int]:

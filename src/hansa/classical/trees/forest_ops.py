@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.classical.trees.bins import Bins, coded
+from hansa.classical.trees.bins import Bins
+from hansa.classical.trees.coded import coded
 from hansa.classical.trees.gradients import HELD_BITS, rounded
 from hansa.classical.trees.growth import Growth, Slots
 from hansa.classical.trees.histograms import TreeOp, points_of, targets
@@ -76,7 +77,8 @@ class ForestSums(TreeOp):
             raise PartyError(f"{self.name}: classes, bound, bits or centre are out of range")
         labels = targets(party, y, self.classes)
         if self.classes:
-            return (labels == np.arange(self.classes)[:, None]).astype(np.float64)
+            drawn: Array = (labels == np.arange(self.classes)[:, None]).astype(np.float64)
+            return drawn
         return rounded(labels - self.centre, self.bound, self.bits)[None]
 
     def weights(self, party: Party, tree: int) -> Array:
@@ -223,7 +225,7 @@ class OutOfBag(ForestSums):
 def mean_value(rule: SplitRule, sums: Array) -> Array:
     """The value of a node of a forest: class frequencies, or the mean target; 0 without samples."""
     g, h, _ = rule.parts(sums)
-    return g / h if h > 0 else 0.0 * g  # type: ignore[no-any-return]
+    return g / h if h > 0 else 0.0 * g
 
 
 def drawn_columns(key: int, first: int, features: int, count: int) -> Any:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hansa.classical.trees import gradients as losses_of
-from hansa.classical.trees.bins import Bins, Coded, coded
+from hansa.classical.trees.bins import Bins
+from hansa.classical.trees.coded import Coded, coded
 from hansa.classical.trees.table import TreeArrays
 from hansa.core import rng
 from hansa.core.errors import PartyError
@@ -133,7 +134,7 @@ def _widths(payload: Payload) -> Array:
     if len(starts) != len(categorical) + 1 or (len(starts) and np.diff(starts).min(initial=0) < 0):
         raise PartyError("malformed bins: cuts and features do not fit together")
     widths: Array = np.diff(starts) + np.where(categorical, 1, 2)
-    return widths[features]  # type: ignore[no-any-return]
+    return widths[features]
 
 
 def _slots(payload: Payload) -> Array:

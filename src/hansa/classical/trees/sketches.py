@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hansa.classical.trees.bins import rows_of
 from hansa.core.errors import DataError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
@@ -59,8 +60,7 @@ class QuantileSummary(Op):
     features: tuple[int, ...] = ()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        x = party.samples("statistics")[0]
-        rows = x.flatten(1).cpu().numpy() if x.dim() > 1 else x[:, None].cpu().numpy()
+        rows = rows_of(party.samples("statistics")[0])
         points = payload["points"]
         sound = isinstance(points, int) and 0 <= points <= MOST_POINTS
         if not sound or not all(0 <= feature < rows.shape[1] for feature in self.features):
