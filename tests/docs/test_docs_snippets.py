@@ -20,11 +20,8 @@ from hansa.experiment.config import parse, parse_set, read
 # Pages whose code is executed; code that takes long is on other pages.
 RUN = ["README.md", "docs/first-steps.md", "docs/data.md", "docs/algorithms/classical.md", "docs/howto/own-model.md",
        "docs/howto/own-data.md", "docs/howto/own-algorithm.md", "docs/howto/own-engine.md", "docs/howto/secure.md",
-<<<<<<< HEAD
-       "docs/tables.md", "docs/transforms.md", "docs/use-the-model.md", "docs/larger-data.md"]  # fmt: skip
-=======
-       "docs/transforms.md", "docs/algorithms/trees.md"]  # fmt: skip
->>>>>>> b712f24 (Test a party's limits on trees; code bins in one place)
+       "docs/tables.md", "docs/transforms.md", "docs/use-the-model.md", "docs/larger-data.md",
+       "docs/algorithms/trees.md"]  # fmt: skip
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN_PARTS = ROOT / "docs/howto/own-parts.md"  # its experiment names parts of its own: see test_howto_parts.py
 
