@@ -27,7 +27,7 @@ from hansa.testing import TREE
 
 SOURCE = Path(hansa.__file__).parent
 # Ops that hold keys, shares, sizes, models or the proof of a preparation, and never a sample.
-PREPARING = {"apply-standardise", "apply-table", "standardise-own", "weigh-classes"}
+PREPARING = {"apply-standardise", "apply-table", "keep-features", "standardise-own", "weigh-classes"}
 NEVER = {"samples", "own-model", "route-keys", "deliver", *PREPARING} | {
     f"secure-{name}" for name in (
         "keys", "shares", "consistent", "unmask", "paillier-key", "paillier-open", "functional-key",
@@ -89,6 +89,7 @@ def watch() -> Watch:
         experiment = parse({**TREE, "algorithm": "fedavg", **tables, "run": run})
         hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings(), progress=False)
 
+    plain = {name: value for name, value in TREE["task"].items() if name != "prepare"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReferenceEngine, "one", one)
         for part in registered("algorithm").values():
@@ -97,6 +98,12 @@ def watch() -> Watch:
                 public = {"public": f"hansa.testing:{kind}"} if getattr(part, "uses_public", False) else {}
                 deep = {"model": {"name": "2nn", "hidden": 4}} if part.__module__.startswith("hansa.matching") else {}
                 simulate(task={**TREE["task"], **public, **deep}, algorithm=to_config(part()))
+        simulate(algorithm={"name": "boosting", "cuts": "sketch", "held_out": 0.3})
+        simulate(algorithm={"name": "boosting", "cuts": "extents"})
+        simulate(task=plain, algorithm={"name": "boosting", "cuts": "public", "span": [-1, 1], "sigma": 1.0})
+        simulate(algorithm={"name": "random-forest", "growth": "local", "trees": 10})
+        numbers = hansa.Task(None, "mse", [(torch.tensor([[0.0, 1], [1, 2], [1, 3]]), torch.rand(3))] * 2)
+        hansa.simulate(hansa.Boosting(categorical=(0,)), numbers, rounds=1, engine="reference", progress=False)
         simulate(algorithm={"name": "fsvrg", "form": "full"})
         simulate(algorithm={"name": "fednova", "local": {"name": "sgd"}})
         simulate(algorithm={"name": "prunefl", "interval": 1}, run={"rounds": 3})
@@ -107,7 +114,6 @@ def watch() -> Watch:
         simulate(run={"metrics": ["f1", {"name": "recall", "by": 0, "edges": [0]}]})
         for selector in ("power-of-choice", "weighted", "tiers"):
             simulate(run={"select": selector, "cohort": 0.75})
-        plain = {name: value for name, value in TREE["task"].items() if name != "prepare"}
         for local in ("adam", "dp-sgd", "gradient"):
             simulate(task=plain, algorithm={"name": "fedavg", "local": {"name": local}})
         simulate(privacy={"secure": {"name": "masking"}})

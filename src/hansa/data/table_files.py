@@ -47,7 +47,7 @@ def read_table(path: Path) -> Table:
 
 def _from_parquet(path: Path) -> Table:
     try:
-        from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise DataError(
             f"{path}: Parquet files are read by pyarrow, which is not installed: pip install 'hansa[parquet]'"
