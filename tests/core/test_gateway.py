@@ -28,7 +28,7 @@ from hansa.testing import TREE
 SOURCE = Path(hansa.__file__).parent
 # Ops that hold keys, shares, sizes, models or the proof of a preparation, and never a sample.
 PREPARING = {"apply-standardise", "apply-table", "keep-features", "standardise-own", "weigh-classes"}
-NEVER = {"samples", "own-model", "route-keys", "deliver", *PREPARING} | {
+NEVER = {"samples", "sample-count", "own-model", "route-keys", "deliver", *PREPARING} | {
     f"secure-{name}" for name in (
         "keys", "shares", "consistent", "unmask", "paillier-key", "paillier-open", "functional-key",
         "functional-ready", "ckks-key", "ckks-open",
