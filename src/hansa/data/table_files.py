@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from hansa.core.errors import DataError
-from hansa.data.party_files import Header, check_header, column_of, csv_lines
+from hansa.data.party_files import check_header, column_of, csv_lines
 from hansa.data.table import Table, check_names
 from hansa.data.table import column_of as as_column
 from hansa.data.table_tasks import targets
@@ -75,8 +75,3 @@ def read_table_samples(path: Path, target: str | None = None, labels: Sequence[s
     name = names[-1] if target is None else names[column_of(target, names, path)]
     column, features = table.take(name)
     return features, targets(column, name, labels, table.place), name
-
-
-def header_of(target: str, table: Table) -> Header:
-    """The names of a file's columns: the target, then the features."""
-    return (target, *table.columns)
