@@ -376,3 +376,16 @@ def test_a_party_that_missed_rounds_catches_up() -> None:
     p = 1 / (1 + np.exp(-margins[:, 0]))
     value = -0.3 * (p - data[1]).sum() / ((p * (1 - p)).sum() + 1)
     assert trees.value[trees.roots[3], 0] == pytest.approx(value, abs=1e-9)
+
+
+def test_a_column_that_is_mostly_zero_has_cuts_between_its_other_values() -> None:
+    draws = np.random.default_rng(1)
+    column = np.where(draws.random(600) < 0.9, 0.0, draws.integers(1, 25, 600) * 100.0)
+    column[::50] = -300.0
+    x = np.stack([column, np.full(600, 1000.0), draws.normal(size=600)], 1)
+    parties = divided((x, draws.integers(0, 2, 600)), np.arange(600) % 3)
+    bins = Bins.of(boosted(parties, 1, hansa.Boosting(max_depth=1, bins=32)).state.slots["bins"])
+    values, cuts = np.unique(column), bins.of_feature(0)
+    after = np.searchsorted(values, cuts, side="right").tolist()
+    assert after[:2] == [1, 2] and len(set(after)) == len(after) >= 18  # 31 plain quantiles would find 4 of 26 values
+    assert len(bins.of_feature(1)) == 0 and len(bins.of_feature(2)) == 31

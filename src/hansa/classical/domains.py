@@ -83,14 +83,19 @@ async def learn_domain(fed: Federation, features: int, bins: int) -> list[dict[s
 
 async def quantiles(fed: Federation, features: list[int], known: Tensor, bins: int) -> list[list[float]]:
     """Cuts into `bins` intervals with about equally many samples, found by counts at finer and finer edges."""
+    wanted = torch.ceil(known.double()[:, None] * torch.arange(1, bins) / bins).long()
+    high, reached = await values_at(fed, features, wanted)
+    useful = reached < known[:, None]  # a cut with all samples below it separates nothing
+    return [sorted(set(h[u].tolist())) for h, u in zip(high, useful, strict=True)]
+
+
+async def values_at(fed: Federation, features: list[int], wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The values at wanted ranks [features, ranks], just above the sample of that rank; and the ranks of the values."""
     op = RankCounts(tuple(features))
-    wanted = torch.ceil(
-        known.double()[:, None] * torch.arange(1, bins) / bins
-    ).long()  # rank of each cut, [F, bins - 1]
     powers = 2.0 ** torch.arange(-40, 64, dtype=torch.float64)
     edges = torch.cat([-powers.flip(0), torch.zeros(1, dtype=torch.float64), powers]).repeat(len(features), 1)
     below = (await fed.reduce(op, {"edges": edges})).sums["below"].cpu()
-    shape = (len(features), bins - 1, -1)
+    shape = (len(features), wanted.shape[1], -1)
     low, high, reached = _bracket(edges[:, None].expand(shape), below[:, None].expand(shape), wanted)
     for _ in range(REFINEMENTS):
         part = torch.arange(PIECES + 1, dtype=torch.float64) / PIECES
@@ -98,8 +103,7 @@ async def quantiles(fed: Federation, features: list[int], known: Tensor, bins: i
         edges[..., -1] = high
         below = (await fed.reduce(op, {"edges": edges.flatten(1)})).sums["below"].cpu()
         low, high, reached = _bracket(edges, below.view(edges.shape), wanted)
-    useful = reached < known[:, None]  # a cut with all samples below it separates nothing
-    return [sorted(set(h[u].tolist())) for h, u in zip(high, useful, strict=True)]
+    return high, reached
 
 
 def _bracket(edges: Tensor, below: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:

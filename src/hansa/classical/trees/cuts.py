@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.classical.domains import GRID, PIECES, REFINEMENTS, ValueProfile, quantiles
+from hansa.classical.domains import GRID, PIECES, REFINEMENTS, ValueProfile, values_at
 from hansa.classical.trees import sketches
 from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
 from hansa.core.errors import DataError, PartyError
@@ -169,6 +169,43 @@ async def _at_quantiles(fed: Federation, features: int, numeric: Sequence[int], 
         else:
             many.append(feature)
     if many:
-        rows = await quantiles(fed, many, profile["known"].cpu()[many], bins)
+        rows = await _spread(fed, many, profile["known"].cpu()[many], bins)
         found.update(dict(zip(many, rows, strict=True)))
     return [found[feature] for feature in numeric]
+
+
+async def _spread(fed: Federation, features: list[int], known: Tensor, bins: int) -> list[list[float]]:
+    """Cuts at quantiles. Where some values are so frequent that quantiles coincide, a second pass divides the rest.
+
+    The frequent values keep their cuts, and the other cuts go to the quantiles of all other samples. So a column that
+    is mostly 0 still has cuts between its other values.
+    """
+    wanted = torch.ceil(known.double()[:, None] * torch.arange(1, bins) / bins).long()
+    high, reached = await values_at(fed, features, wanted)
+    again = [row for row in range(len(features)) if len(high[row].unique()) < bins - 1]
+    kept: dict[int, Tensor] = {}
+    if again:
+        plans = [_rest(wanted[row], high[row], reached[row], int(known[row])) for row in again]
+        kept = {row: frequent for row, (_, frequent) in zip(again, plans, strict=True)}
+        ranks = torch.stack([plan for plan, _ in plans])
+        high[again], reached[again] = await values_at(fed, [features[row] for row in again], ranks)
+    found = []
+    for row in range(len(features)):
+        rest = high[row][reached[row] < known[row]]  # a cut with all samples below it separates nothing
+        found.append(torch.cat([rest, kept[row]]).unique().tolist() if row in kept else rest.unique().tolist())
+    return found
+
+
+def _rest(wanted: Tensor, high: Tensor, reached: Tensor, known: int) -> tuple[Tensor, Tensor]:
+    """The ranks of cuts among the samples without frequent values, and the cuts of the frequent values."""
+    values, at, sizes = high.unique(return_inverse=True, return_counts=True)
+    frequent = sizes > 1
+    ends = torch.zeros(len(values), dtype=torch.int64).index_copy(0, at, reached)
+    begins = torch.full((len(values),), known).scatter_reduce(0, at, wanted, "amin") - 1
+    spans = torch.stack([begins[frequent], ends[frequent]], 1)
+    left = known - int((spans[:, 1] - spans[:, 0]).sum())
+    cuts = len(wanted) - int(frequent.sum())
+    ranks = torch.ceil(left * torch.arange(1, len(wanted) + 1).clamp(max=cuts).double() / (cuts + 1)).long()
+    for begin, end in spans.tolist():  # ranks after a frequent value move on by the number of its samples
+        ranks = torch.where(ranks > begin, ranks + end - begin, ranks)
+    return ranks.clamp(1, max(1, known)), values[frequent & (ends < known)]
