@@ -387,5 +387,5 @@ def test_a_column_that_is_mostly_zero_has_cuts_between_its_other_values() -> Non
     bins = Bins.of(boosted(parties, 1, hansa.Boosting(max_depth=1, bins=32)).state.slots["bins"])
     values, cuts = np.unique(column), bins.of_feature(0)
     after = np.searchsorted(values, cuts, side="right").tolist()
-    assert after[:2] == [1, 2] and len(set(after)) == len(after) >= 18  # 31 plain quantiles would find 4 of 26 values
+    assert after[:2] == [1, 2] and len(set(after)) == len(after) >= 15  # plain quantiles would find 4
     assert len(bins.of_feature(1)) == 0 and len(bins.of_feature(2)) == 31
