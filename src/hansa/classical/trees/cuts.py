@@ -182,7 +182,7 @@ async def _spread(fed: Federation, features: list[int], known: Tensor, bins: int
     """
     wanted = torch.ceil(known.double()[:, None] * torch.arange(1, bins) / bins).long()
     high, reached = await values_at(fed, features, wanted)
-    again = [row for row in range(len(features)) if len(high[row].unique()) < bins - 1]
+    again = [row for row in range(len(features)) if len(set(high[row].tolist())) < bins - 1]
     kept: dict[int, Tensor] = {}
     if again:
         plans = [_rest(wanted[row], high[row], reached[row], int(known[row])) for row in again]
@@ -192,13 +192,13 @@ async def _spread(fed: Federation, features: list[int], known: Tensor, bins: int
     found = []
     for row in range(len(features)):
         rest = high[row][reached[row] < known[row]]  # a cut with all samples below it separates nothing
-        found.append(torch.cat([rest, kept[row]]).unique().tolist() if row in kept else rest.unique().tolist())
+        found.append(sorted({*rest.tolist(), *(kept[row].tolist() if row in kept else [])}))
     return found
 
 
 def _rest(wanted: Tensor, high: Tensor, reached: Tensor, known: int) -> tuple[Tensor, Tensor]:
     """The ranks of cuts among the samples without frequent values, and the cuts of the frequent values."""
-    values, at, sizes = high.unique(return_inverse=True, return_counts=True)
+    values, at, sizes = torch.unique(high, return_inverse=True, return_counts=True)
     frequent = sizes > 1
     ends = torch.zeros(len(values), dtype=torch.int64).index_copy(0, at, reached)
     begins = torch.full((len(values),), known).scatter_reduce(0, at, wanted, "amin") - 1
