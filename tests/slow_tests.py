@@ -88,6 +88,9 @@ CASES: dict[str, dict[str, set[str]]] = {
         "test_a_part_that_is_neither_imported_nor_installed_is_unknown": set(),
         "test_installed_parts_are_found_by_name": {"with register"},
     },
+    "estimators/test_tree_estimators.py": {
+        "test_scikit_learns_own_checks_hold": {"ForestClassifier"},
+    },
     "fusion/test_legato.py": {
         "test_a_run_keeps_the_promises_of_all_algorithms": set(),
     },
