@@ -28,7 +28,7 @@ from hansa.testing import TREE
 SOURCE = Path(hansa.__file__).parent
 # Ops that hold keys, shares, sizes, models or the proof of a preparation, and never a sample.
 PREPARING = {"apply-standardise", "apply-table", "keep-features", "standardise-own", "weigh-classes"}
-NEVER = {"samples", "sample-count", "own-model", "route-keys", "deliver", *PREPARING} | {
+NEVER = {"samples", "own-model", "route-keys", "deliver", *PREPARING} | {
     f"secure-{name}" for name in (
         "keys", "shares", "consistent", "unmask", "paillier-key", "paillier-open", "functional-key",
         "functional-ready", "ckks-key", "ckks-open",
@@ -96,10 +96,12 @@ def watch() -> Watch:
             if part.__module__.startswith("hansa."):
                 kind = "public_pairs" if getattr(part, "public_targets", False) else "public_samples"
                 public = {"public": f"hansa.testing:{kind}"} if getattr(part, "uses_public", False) else {}
-                deep = {"model": {"name": "2nn", "hidden": 4}} if part.__module__.startswith("hansa.matching") else {}
-                simulate(task={**TREE["task"], **public, **deep}, algorithm=to_config(part()))
+                deep = {"model": {"name": "2nn", "hidden": 4}} if getattr(part, "models", "one") == "widths" else {}
+                rounds = {"rounds": 3} if deep else {}  # FedMA sends the shares of classes in its last stage
+                simulate(task={**TREE["task"], **public, **deep}, algorithm=to_config(part()), run=rounds)
         simulate(algorithm={"name": "boosting", "cuts": "sketch", "held_out": 0.3})
         simulate(algorithm={"name": "boosting", "cuts": "extents"})
+        simulate(algorithm={"name": "boosting", "cuts": "pax"})
         simulate(task=plain, algorithm={"name": "boosting", "cuts": "public", "span": [-1, 1], "sigma": 1.0})
         simulate(algorithm={"name": "random-forest", "growth": "local", "trees": 10})
         numbers = hansa.Task(None, "mse", [(torch.tensor([[0.0, 1], [1, 2], [1, 3]]), torch.rand(3))] * 2)

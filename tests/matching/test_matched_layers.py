@@ -21,7 +21,6 @@ from hansa.matching.fedma import TrainAbove, class_mean, owners_mean
 from hansa.matching.matched import sliced
 from hansa.matching.units import Network, Units, permuted
 from hansa.models import CharLstm, Cnn, LayerChain, Logistic, TwoNN
-from hansa.testing import PartyPool, check_algorithm
 
 LOCAL = hansa.SGD(lr=0.3, epochs=10, batch=16)
 NETS: dict[str, tuple[Any, Tensor]] = {
@@ -280,7 +279,3 @@ def test_a_slice_of_the_matched_network_is_the_partys_own_network() -> None:
     orders = [torch.randperm(w, generator=torch.Generator().manual_seed(w)) for w in network.widths]
     found = sliced(permuted(units, orders), [torch.argsort(order) for order in orders])
     assert all(torch.equal(a, b) for x, y in zip(found, units, strict=True) for a, b in zip(x, y, strict=True))
-
-
-def test_it_keeps_the_promises_of_all_algorithms(pool: PartyPool) -> None:
-    check_algorithm(hansa.FedMA(), pool)

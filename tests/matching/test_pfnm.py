@@ -18,7 +18,6 @@ from hansa.matching.matched import output_shares
 from hansa.matching.pfnm import TrainNetwork, assemble
 from hansa.matching.units import Network, Units, permuted
 from hansa.models import CharLstm, Cnn, LayerChain, TwoNN
-from hansa.testing import check_algorithm
 
 SOLVER = hansa.SGD(lr=0.3, epochs=20, batch=16)
 
@@ -244,10 +243,6 @@ def test_a_party_whose_layers_or_shares_do_not_fit_is_rejected_by_name() -> None
     finally:
         TrainNetwork.run = honest  # type: ignore[method-assign]
     assert "do not fit together" in line["rejected"]["1"] and "add up to 1" in line["rejected"]["2"]
-
-
-def test_it_keeps_the_promises_of_all_algorithms() -> None:
-    check_algorithm(hansa.PFNM())
 
 
 def test_two_hidden_layers_of_the_registered_model_run() -> None:

@@ -16,7 +16,6 @@ from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.matching.spahm import LocalMeans, k_means
-from hansa.testing import PartyPool, check_algorithm
 
 
 def blobs(parties: int = 5) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor], Tensor]:
@@ -104,7 +103,3 @@ def test_it_needs_classes() -> None:
     pairs = [(x, x[:, 0]) for x, _ in blobs()[0]]
     with pytest.raises(ConfigError, match="the task has no classes"):
         hansa.simulate(hansa.SPAHM(), hansa.Task(lambda: nn.Linear(4, 1), "mse", pairs), rounds=1)
-
-
-def test_it_keeps_the_promises_of_all_algorithms(pool: PartyPool) -> None:
-    check_algorithm(hansa.SPAHM(), pool)

@@ -206,5 +206,5 @@ def test_texts_of_layers_are_read_back() -> None:
     assert read_layer("conv 3 32 kernel=3x5") == LayerText("conv", (3, 32), (("kernel", (3, 5)),))
     module: Any = LayerChain((3, 8, 8), 2, ("conv 3 4 kernel=3x5 stride=2 bias=0", "mean", "flatten", "linear 4 2"))()
     assert module[0].kernel_size == (3, 5) and module[0].stride == (2, 2) and module[0].bias is None
-    with pytest.raises(ConfigError, match="must have 3 outputs"):
-        LayerChain((4,), 3, ("linear 4 2",))
+    with pytest.raises(ConfigError, match="needs a layer with parameters"):
+        LayerChain((4,), 3, ("relu",))

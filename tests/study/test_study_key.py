@@ -90,6 +90,8 @@ def another(value: Any, hint: Any, step: float = 1) -> Any:
         return next(choice for choice in get_args(hint) if choice != value)
     if isinstance(value, str):
         return f"{value}x"
+    if isinstance(value, tuple) and "relu" in value:  # the layers of a chain
+        return value[:-2]
     if isinstance(value, (list, tuple)):
         return (*value[:-1], another(value[-1] if value else None, options(hint)[0], step))
     if isinstance(value, dict):

@@ -209,10 +209,11 @@ class Matcher:
         weights = torch.zeros_like(self.weights, dtype=torch.float64)
         for rows, share, place in zip(self.groups, self.shares, self.places, strict=True):
             assert place is not None
-            sums.index_add_(0, place, rows.double() * share.double())
+            sums.index_add_(0, place, rows.double().mul_(share))
             weights.index_add_(0, place, share.double().expand(len(place), weights.shape[1]))
         mean, prior, noise = (value.double() for value in self.hyper)
-        return ((mean / prior + sums / noise) / (1 / prior + weights / noise)).to(self.groups[0].dtype)
+        best = sums.div_(noise).add_(mean / prior).div_(1 / prior + weights / noise)  # in place: layers are large
+        return best.to(self.groups[0].dtype)
 
 
 def gains(rows: Tensor, share: Tensor, sums: Tensor, weights: Tensor, hyper: Hyper, marginal: bool = False) -> Tensor:

@@ -157,13 +157,8 @@ class LayerChain(Model):
         super().__post_init__()
         if not 1 <= len(self.layers) <= DEEPEST:
             raise ConfigError(f"layers: a chain has 1 to {DEEPEST} layers, got {len(self.layers)}")
-        texts = [read_layer(text) for text in self.layers]
-        last = next((text for text in reversed(texts) if text.name in UNITS), None)
-        if last is None or last.sizes[-1] < self.outputs:
-            raise ConfigError(
-                f"layers: the last layer with parameters must have {self.outputs} outputs, one per class, and it is "
-                f"{str(last) if last is not None else 'missing'!r}"
-            )
+        if not any(read_layer(text).name in UNITS for text in self.layers):
+            raise ConfigError(f"layers: a chain needs a layer with parameters: {', '.join(UNITS)}")
 
     def __call__(self) -> nn.Module:
         return nn.Sequential(*(KINDS[text.name].make(text) for text in map(read_layer, self.layers)))
