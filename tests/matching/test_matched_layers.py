@@ -193,6 +193,16 @@ def test_matched_layers_are_frozen_and_layers_above_are_kept_at_the_party() -> N
     assert float(last.tensors["shares"].sum()) == pytest.approx(1.0)
 
 
+def test_only_the_layers_above_the_matched_ones_are_trained() -> None:
+    reply, _ = OP.run(party(), {"layers": []}, {})
+    op, network = replace(OP, stage=1), OP.network
+    objective = op.objective(party(), network, [Units.of_tree(reply.tensors)])
+    first, *above = network.layers
+    assert {entry.name for entry in objective.spec.frozen} == set(first.names)
+    assert [entry.name for entry in objective.spec.weights] == [name for layer in above for name in layer.names]
+    assert torch.equal(objective.frozen[first.names[0]], reply.tensors["incoming"][:, :, 0])
+
+
 def test_without_a_valid_place_the_party_begins_the_layer_anew() -> None:
     reply, memory = OP.run(party(), {"layers": []}, {})
     fresh, _ = replace(OP, stage=1).run(party(), {"layers": [reply.tensors]}, {})
