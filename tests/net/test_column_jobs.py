@@ -313,15 +313,15 @@ def test_a_party_reads_its_ids_from_a_file_or_a_function(tmp_path: Path, monkeyp
         "import numpy as np\n"
         "def both(): return (np.ones((2, 3)), None, [1, 2]), (np.ones((1, 3)), None, [3])\n"
         "def twice(): return np.ones((2, 3)), np.zeros(2), [1, 1]\n"
-        "def four(): return 1, 2, 3, 4\n"
+        "def five(): return 1, 2, 3, 4, 5\n"
     )
     monkeypatch.chdir(tmp_path)
     train, held, *_ = read_samples("column_data:both")
     assert train[1] is None and train[2].tolist() == ["1", "2"] and held is not None and len(held[0]) == 1  # type: ignore[misc]
     with pytest.raises(DataError, match="two rows have the same id"):
         read_samples("column_data:twice")
-    with pytest.raises(DataError, match=r"must return \(x, y\), \(x, y, ids\), or two of them"):
-        read_samples("column_data:four")
+    with pytest.raises(DataError, match=r"must return \(x, y\), \(x, y, ids\), a data set, or two of them"):
+        read_samples("column_data:five")
     with pytest.raises(DataError, match=r"--test: .*train.csv: a test row has the id of a training row"):
         read_samples(path, "y", path, "who")
     with pytest.raises(ConfigError, match="--ids names a column of a CSV file"):

@@ -105,10 +105,10 @@ def test_a_party_reads_folders_memory_maps_and_data_sets(module: Path) -> None:
     folder_of(0, module / "big")
     (x, y), _ = samples(0)
     for reference in ("big", "large_parts:mapped"):
-        train, test, header = read_samples(reference)
+        train, test, header, *_ = read_samples(reference)
         assert isinstance(train[0], StoredRows) and torch.equal(train[0][:], x) and torch.equal(train[1], y)
         assert test is None and header == ()
-    train, test, _ = read_samples("large_parts:both")
+    train, test, *_ = read_samples("large_parts:both")
     assert test is not None and train[0][:1].tolist() == [[0, 1, 2]] and test[0][:1].tolist() == [[9, 10, 11]]
     assert train[1].tolist() == [0, 1, 0, 1] and read_samples("large_parts:data").test is None
     with pytest.raises(DataError, match="a target column can be named for CSV files only"):

@@ -86,7 +86,7 @@ def test_a_party_with_weights_declines_a_method_that_would_ignore_them(found: Ca
 def test_a_party_reads_weights_from_its_file_or_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.csv").write_text("a,w,b,y\n1,0.5,2,0\n3,2,4,1\n")
     (tmp_path / "test.csv").write_text("b,a,y\n1,0,1\n")
-    train, test, header = read_samples(str(tmp_path / "own.csv"), None, str(tmp_path / "test.csv"), None, "w")
+    train, test, header, *_ = read_samples(str(tmp_path / "own.csv"), None, str(tmp_path / "test.csv"), weights="w")
     assert TableRows(*train).weights.tolist() == [0.5, 2.0] and header == ("y", "a", "b")  # type: ignore[union-attr]
     assert test is not None and test[0].tolist() == [[0.0, 1.0]]
     np.savez(tmp_path / "own.npz", x=np.ones((2, 3)), y=np.array([0, 1]), w=np.array([1.0, 3.0]))

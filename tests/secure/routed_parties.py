@@ -26,7 +26,7 @@ from hansa.core.route_op import Message, RouteOp
 from hansa.core.runtime import complete
 
 ORDER = (KEYS, SEND, RECEIVE)
-CPU = cast(Any, SimpleNamespace(device=torch.device("cpu")))
+CPU = cast(Any, SimpleNamespace(device=torch.device("cpu"), targets=lambda y, weights: y))
 
 
 @register("test-route-say")

@@ -71,8 +71,6 @@ class Privacy:
 
     def check(self, algorithm: Algorithm, run: RunSettings, problem: Problem, prepares: bool = False) -> None:
         """Refuse, with the reason, settings that cannot be combined. Called before the run starts."""
-        if prepares:
-            self.check_sums(algorithm, "standardise")
         self._check_local(algorithm, run)
         if run.max_weight is not None and (self.secure is not None or self.dp is not None):
             setting = "privacy.max_weight" if self.dp is None else "privacy.dp.weight_cap"
@@ -80,6 +78,8 @@ class Privacy:
                 f"run.max_weight: the aggregator does not see the weight of a party whose update is protected; set "
                 f"{setting}, which each party applies itself"
             )
+        if prepares:
+            self.check_sums(algorithm, "standardise")
         if self.dp is not None:
             self.dp.check(algorithm, run, problem, self.secure)
         if self.bound is not None:
