@@ -189,7 +189,7 @@ def standardised(xs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
             self.x = x
             self.objective = type("", (), {"device": "cpu"})()
 
-        def samples(self, purpose: str) -> tuple[torch.Tensor, None]:
+        def rows(self, purpose: str) -> tuple[torch.Tensor, None]:
             return self.x, None
 
     def sums(centre: torch.Tensor) -> dict[str, torch.Tensor]:
