@@ -23,6 +23,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 AXES = {"core", "schedule", "fusion", "adversary", "transforms", "local", "server", "select"}
 MAY_IMPORT = {
     "core": set[str](),
+    "kernel": {"core"},
     "schedule": {"core"},
     "fusion": {"core"},
     "adversary": {"core"},
@@ -34,7 +35,7 @@ MAY_IMPORT = {
     "artifacts": {"core"},
     "ui": {"core"},
     "classical": {"core"},
-    "local": {"core", "schedule"},
+    "local": {"core", "kernel", "schedule"},
     "server": {"core", "fusion", "schedule"},
     "select": {"core", "local"},
     "algorithms": {"core", "local", "fusion", "server", "select", "transforms"},
@@ -60,7 +61,7 @@ MAY_IMPORT = {
                 "net", "net.aggregator"},
 }  # fmt: skip
 EVERYTHING = {"cli"}  # commands, which use all other packages
-LEAN = {"core", "local", "fusion", "server", "select", "schedule", "transforms", "adversary", "sim"}
+LEAN = {"core", "kernel", "local", "fusion", "server", "select", "schedule", "transforms", "adversary", "sim"}
 ALLOWED = {"torch", "numpy", "safetensors"} | set(sys.stdlib_module_names)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hansa.core.objective import Objective
 from hansa.core.params import ParamSpec
+from hansa.kernel import clipped_sums
 from hansa.local import clipping
 from hansa.local.solver import Batch, Context
 from hansa.local.step_rule import ClipRule, StepRule
@@ -166,7 +167,7 @@ def test_a_layer_whose_rows_are_long_where_what_comes_back_is_short_is_clipped(d
     large, small = (1e30, 1e-8) if dtype == torch.float32 else (1e250, 1e-100)
     rows = torch.tensor([[[large], [large * small]]], dtype=dtype).expand(1, 2, 8)
     back = torch.tensor([[[small], [1.0]]], dtype=dtype).expand(1, 2, 3)
-    found = clipping._of_product(rows, back, dtype)
+    found = clipped_sums.of_product(rows, back, dtype)
     length = math.hypot(*(back[0].double().t() @ rows[0].double()).flatten().tolist())
     assert float(found.scale[0]) * float(found.length[0]) >= length * (1 - 1e-5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.params import ParamSpec
+from hansa.kernel.grid import Grid
 from hansa.local import DPSGD, SGD, Personal
 from hansa.local.dp_sgd import SIGMAS
 
@@ -202,6 +204,48 @@ def test_a_deployed_partys_samples_and_noise_come_from_its_secret_alone() -> Non
     assert abs(torch.corrcoef(torch.stack(near))[0, 1]) < 0.5
 
 
+def test_a_deployed_party_releases_integers_of_a_grid_unless_the_job_asks_for_floats() -> None:
+    given: dict[str, Any] = {"lr": 1.0, "batch": None, "steps": 1, "clip": 0.7, "sigma": 1.3}
+
+    def steps(solver: DPSGD, secret: bytes) -> Tensor:
+        at = party(8, secret, model=lambda: nn.Linear(8, 3, bias=False).double())
+        zeros = at.objective.initial._replace(w=torch.zeros(24, dtype=torch.float64))
+        w: Tensor = solver.run(at, {"model": zeros._asdict()}, {})[0].tensors["w"]
+        return w * 8 / Grid(0.7, 1.3, 24, 8).step  # eight samples: the division by eight is exact
+
+    whole = steps(DPSGD(**given), b"s")
+    assert torch.equal(whole, whole.round())
+    assert torch.equal(whole, steps(DPSGD(**given, mechanism="discrete"), b"s"))
+    for floats in (steps(DPSGD(**given, mechanism="float"), b"s"), steps(DPSGD(**given), b"")):
+        assert not torch.equal(floats, floats.round())
+    simulated = steps(DPSGD(**given, mechanism="discrete"), b"")
+    assert torch.equal(simulated, simulated.round()) and not torch.equal(simulated, whole)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "auto"])
+def test_discrete_noise_gives_the_same_bits_in_every_engine(engine: str) -> None:
+    local = DPSGD(lr=0.3, batch=4, clip=0.5, sigma=0.6, mechanism="discrete")
+    assert torch.equal(trained(local, engine), trained(local))
+    assert not torch.equal(trained(local), trained(replace(local, mechanism="float")))
+
+
+@pytest.mark.parametrize("model", [dense, lambda: nn.Sequential(nn.Linear(8, 3), nn.LayerNorm(3)).double()])
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_discrete_noise_covers_the_clipped_sum_of_the_samples(model: Any, per_layer: bool) -> None:
+    given: dict[str, Any] = {"lr": 1.0, "batch": None, "steps": 1, "clip": 0.2, "per_layer": per_layer}
+    exact = update(DPSGD(**given, sigma=0.0), party(10, b"s", model=model))
+    near = [update(DPSGD(**given, sigma=1e-6, mechanism=kind), party(10, b"s", model=model))
+            for kind in ("float", "discrete")]  # fmt: skip
+    for kind in near:
+        assert float((kind - exact).abs().max()) < 1e-5
+        assert not torch.equal(kind, exact)
+
+
+def test_microbatches_change_no_number_of_the_discrete_mechanism() -> None:
+    updates = [update(DPSGD(batch=7, steps=2, microbatch=size, sigma=0.5), party(10, b"s")) for size in (None, 2)]
+    torch.testing.assert_close(*updates, rtol=0, atol=1e-9)
+
+
 def test_the_noise_of_two_steps_is_not_the_same() -> None:
     one, two = (update(DPSGD(lr=1.0, batch=None, steps=k, sigma=1e6), party(3, b"s")) for k in (1, 2))
     assert abs(torch.corrcoef(torch.stack([one, two - one]))[0, 1]) < 0.5
@@ -272,6 +316,8 @@ def test_it_composes_with_servers_of_other_kinds(algorithm: str) -> None:
         ({"delta": 1.0}, "delta must lie between 0 and 1"),
         ({"momentum": 1.0}, "momentum must lie in"),
         ({"microbatch": 0}, "microbatch must be at least 1"),
+        ({"mechanism": "discrete", "sigma": 0.0}, "mechanism = 'discrete' is a kind of noise, and sigma is 0"),
+        ({"mechanism": "real"}, "mechanism"),
     ],
 )
 def test_impossible_privacy_is_refused(fields: dict[str, Any], reason: str) -> None:

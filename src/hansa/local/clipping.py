@@ -7,22 +7,17 @@ any sample's gradient. Convolutions are linear layers on patches of the image. W
 its gradients are stored instead if that is less work. Other models are mapped over their samples by `torch.func.vmap`,
 and models that cannot be mapped (recurrent layers) go one sample at a time.
 
-The bound holds for gradients of any length. A gradient is stored as its largest entry times a vector whose entries are
-at most 1, so that no square of an entry and no product of two lengths overflows. Lengths and sums are float64: in
-float32 the rounding error of a sum of many samples could exceed the effect of one sample. (Stacked parties of a
-simulation, which nobody attacks, use the type of the model.) A gradient that cannot be shown to be within the bound
-adds zero, as one that is not finite does, and this depends on that sample alone. The same holds at a deployed party for
-a sample that the model cannot take (a character without an embedding): a failure would reveal that such a sample was
-drawn.
+The bound holds for gradients of any length (`kernel.clipped_sums`). A sample that the model of a deployed party cannot
+take (a character without an embedding) adds zero: a failure would reveal that such a sample was drawn.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -34,24 +29,14 @@ from hansa.core import rng
 from hansa.core.objective import Objective
 from hansa.core.params import ParamSpec
 from hansa.core.stopping import go_on
+from hansa.kernel.clipped_sums import ROWS, Gradients, exact_sum, float_sum, of_product, of_rows
+from hansa.kernel.grid import Grid
 
 if TYPE_CHECKING:
     from hansa.local.solver import Batch, Context
 
 ROOM = 2**26  # bytes of gradients stored at a time
 PROBE = 3  # samples for trying the methods on a model
-
-
-class Gradients(NamedTuple):
-    """The gradients of one parameter for B samples, stored or not, each a `scale` [B] times a unit.
-
-    `length` [B] bounds the lengths of the units. `summed` returns the sum of the units, each times a factor [B], over
-    the samples that count (None: all).
-    """
-
-    scale: Tensor
-    length: Tensor
-    summed: Callable[[Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -63,16 +48,22 @@ class Layer:
     patches: dict[str, Any] | None
     output: torch.Size
 
-    def gradients(self, entered: Tensor, back: Tensor, dtype: torch.dtype) -> Iterable[tuple[str, Gradients]]:
+    def gradients(self, entered: Tensor, back: Tensor, dtype: torch.dtype,
+                  exact: bool) -> Iterable[tuple[str, Gradients]]:  # fmt: skip
         """The gradients of the layer's parameters, from its input and the gradients of its output."""
         if self.patches is None:  # one row per sample, or many, as in a sequence
             rows = entered.reshape(len(back), -1, entered.shape[-1])
             back = back.reshape(len(back), -1, back.shape[-1])
         else:
             rows, back = F.unfold(entered, **self.patches).transpose(1, 2), back.flatten(2).transpose(1, 2)
-        yield self.weight, _of_product(rows, back, dtype)
+        yield self.weight, of_product(rows, back, dtype, exact)
         if self.bias is not None:
-            yield self.bias, _held(back.sum(1), dtype)
+            yield self.bias, of_rows(back.sum(1), dtype)
+
+    def stored_if_exact(self, weights: Mapping[str, Tensor]) -> bool:
+        """Whether an exact sum stores gradients of the layer that a sum in floating point does not."""
+        times = math.prod(self.output[:-1] if self.patches is None else self.output[1:])
+        return times > 1 and 2 * times * times <= weights[self.weight].numel()
 
 
 @dataclass(frozen=True)
@@ -122,26 +113,54 @@ def clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, clip: float,
     that the whole is no longer than `clip`. `at_once` is the number of samples processed at a time: it bounds memory
     and changes nothing else. The model's buffers do not change. Call `prepare` for the model first.
     """
+    groups = _groups(ctx.spec, per_layer)
+    total: Tensor | None = None
+    for gradients, mask in _parts(ctx, w, batch, key, at_once, exact=False):
+        sums = float_sum(groups, gradients, mask, clip, ctx.stacked)
+        part = torch.cat([sums[entry.name].reshape(-1) for entry in ctx.spec.weights])
+        total = part if total is None else total.add_(part)
+    return torch.zeros_like(w, dtype=ctx.objective.dtype if ctx.stacked else torch.float64) if total is None else total
+
+
+def exact_clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, grid: Grid, per_layer: bool = False,
+                      at_once: int | None = None) -> Tensor:  # fmt: skip
+    """As `clipped_sum`, in fine steps of a grid (int64): the bound holds in exact arithmetic.
+
+    For one party at a time.
+    """
+    groups = _groups(ctx.spec, per_layer)
+    total = torch.zeros_like(w, dtype=torch.int64)
+    for gradients, _ in _parts(ctx, w, batch, key, at_once, exact=True):
+        sums = exact_sum(groups, gradients, grid)
+        total += torch.cat([sums[entry.name].reshape(-1) for entry in ctx.spec.weights])
+    return total
+
+
+def _groups(spec: ParamSpec, per_layer: bool) -> list[list[str]]:
+    return layers_of(spec) if per_layer else [[entry.name for entry in spec.weights]]
+
+
+def _parts(ctx: Context, w: Tensor, batch: Batch, key: Tensor, at_once: int | None,
+           exact: bool) -> Iterator[tuple[dict[str, Gradients], Tensor | None]]:  # fmt: skip
+    """The gradients of a batch and its mask, a part of the batch at a time."""
     model = ModelPoint(ctx.objective, ctx.spec.split(w.detach()), ctx.buffers, ctx.stacked)
     way = _ways[ctx.objective]
     count = len(batch.x)
     if count == 0:
-        return torch.zeros_like(w, dtype=model.wide)
+        return
+    stored = way.layers is None or (exact and any(layer.stored_if_exact(model.weights) for layer in way.layers))
+    size = at_once or (max(1, ROOM // (w.numel() * model.wide.itemsize)) if stored else count)
+    size = min(size, ROWS) if exact else size
     x = ctx.inputs(batch)
-    size = at_once or (count if way.layers is not None else max(1, ROOM // (w.numel() * model.wide.itemsize)))
-    sums: list[Tensor] = []
     for at in range(0, count, size):
         rows = slice(at, at + size)
         try:
-            gradients = _gradients(model, way, x[rows], batch.y[rows], key, at)
+            gradients = _gradients(model, way, x[rows], batch.y[rows], key, at, exact)
         except IndexError:
             if ctx.private is None or not way.works:
                 raise
             gradients = _alone(model, x[rows], batch.y[rows], key, at)
-        mask = None if batch.mask is None else batch.mask[rows]
-        part = _clipped(ctx.spec, gradients, mask, clip, per_layer, ctx.stacked)
-        sums = [part if not sums else sums[0].add_(part)]
-    return sums[0]
+        yield gradients, None if batch.mask is None else batch.mask[rows]
 
 
 def layers_of(spec: ParamSpec) -> list[list[str]]:
@@ -152,34 +171,14 @@ def layers_of(spec: ParamSpec) -> list[list[str]]:
     return list(grouped.values())
 
 
-def _clipped(spec: ParamSpec, gradients: Mapping[str, Gradients], mask: Tensor | None, clip: float,
-             per_layer: bool, stacked: bool) -> Tensor:  # fmt: skip
-    groups = layers_of(spec) if per_layer else [[entry.name for entry in spec.weights]]
-    bound = clip / math.sqrt(len(groups))
-    sums: dict[str, Tensor] = {}
-    for names in groups:
-        scales = torch.stack([gradients[name].scale for name in names])
-        most = scales.amax(0)
-        shares = scales / torch.where(most > 0, most, 1.0)
-        lengths = torch.stack([gradients[name].length for name in names])
-        length = torch.linalg.vector_norm(shares * lengths, dim=0)  # in units of the largest entry
-        factor = torch.minimum(most, bound / length)
-        sound = factor * length <= bound * (1 + 8 * torch.finfo(length.dtype).eps)  # False for NaN too
-        factor = torch.where(sound, factor if mask is None else factor * mask, 0.0)
-        counts = None if not stacked and bool(sound.all()) else sound  # saves a pass in the common case
-        shares = torch.where(sound, shares, 0.0)
-        for name, share in zip(names, shares, strict=True):
-            sums[name] = gradients[name].summed(factor * share, counts)
-    return torch.cat([sums[entry.name].reshape(-1) for entry in spec.weights])
-
-
-def _gradients(model: ModelPoint, way: Way, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
+def _gradients(model: ModelPoint, way: Way, x: Tensor, y: Tensor, key: Tensor, at: int,
+               exact: bool) -> dict[str, Gradients]:  # fmt: skip
     """The gradients of a part of a batch that begins at sample `at`."""
     if way.layers is not None:
-        return _by_layer(model, way.layers, x, y, key)
+        return _by_layer(model, way.layers, x, y, key, exact)
     keys = rng.fold(key, at + torch.arange(len(x), device=x.device))  # each sample has its own dropout
     apart = _mapped if way.maps or model.stacked else _each
-    return {name: _held(held, model.wide) for name, held in apart(model, x, y, keys).items()}
+    return {name: of_rows(held, model.wide) for name, held in apart(model, x, y, keys).items()}
 
 
 def _alone(model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
@@ -193,54 +192,7 @@ def _alone(model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, at: int) -> dic
             gradients = {name: torch.full_like(weight, torch.nan)[None] for name, weight in model.weights.items()}
         for name, gradient in gradients.items():
             held[name].append(gradient)
-    return {name: _held(torch.cat(rows), model.wide) for name, rows in held.items()}
-
-
-def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Split each row into its largest entry [B] and a row [B, d] with entries of at most 1."""
-    rows = rows.flatten(1)
-    scale = rows.abs().amax(1) if rows.shape[1] else rows.new_zeros(len(rows))
-    return scale, rows / torch.where(scale == 0, 1.0, scale).unsqueeze(1)
-
-
-def _held(held: Tensor, dtype: torch.dtype) -> Gradients:
-    scale, units = _scaled(held.to(dtype))
-
-    def summed(factor: Tensor, counts: Tensor | None) -> Tensor:
-        return factor @ _only(counts, units)
-
-    return Gradients(scale, torch.linalg.vector_norm(units, dim=1), summed)
-
-
-def _only(counts: Tensor | None, rows: Tensor) -> Tensor:
-    return rows if counts is None else torch.where(counts.unsqueeze(1), rows, 0.0)
-
-
-def _of_product(rows: Tensor, back: Tensor, dtype: torch.dtype) -> Gradients:
-    """The gradients back^T rows of a matrix, from its inputs [B, T, I] and its outputs' gradients [B, T, O].
-
-    If the T terms of a gradient nearly cancel, its computed length is mostly rounding error. The largest possible
-    rounding error is added to the length, so that no gradient counts as shorter than it is.
-    """
-    (_, times, inner), outer = rows.shape, back.shape[2]
-    if 2 * times * times > inner * outer:
-        return _held(torch.bmm(back.transpose(1, 2), rows), dtype)
-    (entered, units), (came, backs) = _scaled(rows.to(dtype)), _scaled(back.to(dtype))
-    if times == 1:
-        length = torch.linalg.vector_norm(units, dim=1) * torch.linalg.vector_norm(backs, dim=1)
-    else:
-        left, right = units.view(rows.shape), backs.view(back.shape)
-        squared = (torch.bmm(left, left.transpose(1, 2)) * torch.bmm(right, right.transpose(1, 2))).sum((1, 2))
-        parts = torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)
-        numbers, terms = torch.finfo(dtype), inner + outer + times
-        squared = squared.clamp(min=0.0) + terms * numbers.eps * parts.sum(1).square()
-        length = (squared + times * times * terms * numbers.tiny).sqrt()
-
-    def summed(factor: Tensor, counts: Tensor | None) -> Tensor:
-        left = _only(counts, backs) * factor.unsqueeze(1)
-        return left.view(-1, outer).t() @ _only(counts, units).view(-1, inner)
-
-    return Gradients(entered * came, length, summed)
+    return {name: of_rows(torch.cat(rows), model.wide) for name, rows in held.items()}
 
 
 def _mapped(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Tensor]:
@@ -261,7 +213,8 @@ def _each(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor) -> dict[str, Te
     return {name: torch.stack(rows) for name, rows in zip(leaves, zip(*gradients, strict=True), strict=True)}
 
 
-def _by_layer(model: ModelPoint, layers: Sequence[Layer], x: Tensor, y: Tensor, key: Tensor) -> dict[str, Gradients]:
+def _by_layer(model: ModelPoint, layers: Sequence[Layer], x: Tensor, y: Tensor, key: Tensor,
+              exact: bool) -> dict[str, Gradients]:  # fmt: skip
     """All samples' gradients, by one backward pass to the layers' outputs."""
     names = {id(weight): name for name, weight in model.weights.items()}
     dtype = model.objective.dtype
@@ -277,7 +230,7 @@ def _by_layer(model: ModelPoint, layers: Sequence[Layer], x: Tensor, y: Tensor, 
         loss, entered = total([nudge.requires_grad_() for nudge in nudges])
         backs = torch.autograd.grad(loss, nudges)
     parts = zip(layers, entered, backs, strict=True)
-    return dict(pair for layer, rows, back in parts for pair in layer.gradients(rows, back, model.wide))
+    return dict(pair for layer, rows, back in parts for pair in layer.gradients(rows, back, model.wide, exact))
 
 
 class _Taps(TorchFunctionMode):
@@ -372,9 +325,9 @@ def _layers(
         used = [name for layer in taps.layers for name in (layer.weight, layer.bias) if name is not None]
         if not taps.only or sorted(used) != sorted(names.values()):
             return None
-        gradients = _by_layer(model, taps.layers, x, y, key)
+        gradients = _by_layer(model, taps.layers, x, y, key, exact=False)
         for name, rows in wanted.items():
-            scale, length, summed = gradients[name]
+            scale, length, summed, _ = gradients[name]
             computed = torch.stack([summed(one, None).view(rows.shape[1:]) for one in scale.diag()])
             lengths = torch.linalg.vector_norm(rows.flatten(1), dim=1)
             if not (_near(computed, rows) and _near(scale * length, lengths, slack=50)):

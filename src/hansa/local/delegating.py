@@ -34,6 +34,10 @@ class Delegating(LocalSolver):
         return self.inner.noisy
 
     @property
+    def alone(self) -> bool:  # type: ignore[override]
+        return self.inner.alone
+
+    @property
     def paced(self) -> bool:  # type: ignore[override]
         return self.inner.paced
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,14 +15,15 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
 from hansa.core.registry import register
+from hansa.kernel.grid import Grid
 from hansa.local.clipping import prepare
 from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler, check_local, descend
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.schedule import ConstantRate, RateSchedule
 
 CLIPS = (1e-6, 1e6)  # below, rounding errors exceed the noise; above, nothing is clipped
+FINE = 24  # a deployed party rounds a noisy sum of floats to 2^-24 of the noise's scale
 SIGMAS = (1e-6, 1e6)  # below, the noise hides nothing; above, it hides everything
-FINE = 24  # the noisy sum is rounded to 2^-24 of the noise's scale
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # statistics that layers collect from samples
 
 
@@ -50,9 +51,13 @@ class DPSGD(LocalSolver):
     they are a function of (seed, round, party, step).
 
     A step uses the data only through the noisy sum. Everything else is public, so the guarantee does not depend on the
-    learning rate, the model or the data. Clipped sum and noise are float64, and a deployed party rounds their sum to
-    2^-24 of the noise's scale: below that, floating-point noise is not normal (Mironov 2012). `clip` must lie in 1e-6
-    to 1e6; for other scales, change the learning rate.
+    learning rate, the model or the data. `clip` must lie in 1e-6 to 1e6; for other scales, change the learning rate.
+
+    `mechanism` is the arithmetic of the noisy sum. "discrete" adds integers and discrete Gaussian noise, so that the
+    guarantee holds in the arithmetic of the machine (`kernel.grid`). "float" adds float64 numbers, whose low-order bits
+    reveal something about the samples (Mironov 2012); a deployed party rounds them away, to 2^-24 of the noise's
+    scale, which helps but proves nothing. By default a deployed party uses "discrete", and a simulation
+    "float", which every engine computes; with "discrete" a simulation trains one party at a time.
     """
 
     lr: float = 0.1
@@ -67,6 +72,7 @@ class DPSGD(LocalSolver):
     microbatch: int | None = None
     delta: float = 1e-5
     epsilon: float | None = None
+    mechanism: Literal["discrete", "float"] | None = None
     sampler: ClassVar[Sampler] = "poisson"
     noisy: ClassVar[bool] = True
     measures: ClassVar[frozenset[str] | None] = frozenset({"epsilon"})
@@ -86,6 +92,8 @@ class DPSGD(LocalSolver):
             )
         if self.microbatch is not None and self.microbatch < 1:
             raise ConfigError(f"microbatch must be at least 1, or left out, got {self.microbatch}")
+        if self.mechanism == "discrete" and self.sigma == 0:
+            raise ConfigError("mechanism = 'discrete' is a kind of noise, and sigma is 0; leave out one of them")
         _ = self.budget  # checks epsilon and delta
 
     @property
@@ -104,6 +112,8 @@ class DPSGD(LocalSolver):
                     f"dp-sgd cannot train the model: its layer {layer!r} normalises by statistics of the whole batch "
                     "(BatchNorm), so that no sample has a gradient of its own to clip; use GroupNorm or LayerNorm"
                 )
+        if self.mechanism == "discrete":
+            Grid(self.clip, self.sigma, spec.dim, 1)  # raises a ConfigError if there is no such grid
 
     def prepare(self, objective: Objective, x: Tensor, y: Tensor) -> None:
         prepare(objective, x, y)
@@ -115,14 +125,23 @@ class DPSGD(LocalSolver):
         return w, {"velocity": torch.zeros_like(w)} if self.momentum else {}
 
     def direction(self, ctx: Context, w: Tensor, batch: Batch, carry: Carry, key: Tensor) -> Tensor:
-        total = ctx.clipped_sum(w, batch, key, self.clip, self.per_layer, self.microbatch)
-        if self.sigma:
-            total.add_(ctx.noise(key), alpha=self.sigma * self.clip)
-            if ctx.private is not None:
+        deployed = ctx.private is not None and self.mechanism is None
+        if self.sigma and (deployed or self.mechanism == "discrete"):
+            grid = Grid(self.clip, self.sigma, ctx.spec.dim, ctx.n)
+            total = ctx.noisy_sum(w, batch, key, grid, self.per_layer, self.microbatch)
+        else:
+            total = ctx.clipped_sum(w, batch, key, self.clip, self.per_layer, self.microbatch)
+            if self.sigma:
+                total.add_(ctx.noise(key), alpha=self.sigma * self.clip)
+            if self.sigma and ctx.private is not None:
                 step = 2.0 ** (math.floor(math.log2(self.sigma * self.clip)) - FINE)
                 total.div_(step).round_().mul_(step)
         stacked = isinstance(ctx.n, Tensor) and self.batch is not None
         return total.div_(ctx.n.clamp(max=self.batch) if stacked else self.clip_rule.expected(ctx.n)).to(w.dtype)
+
+    @property
+    def alone(self) -> bool:  # type: ignore[override]
+        return self.mechanism == "discrete"
 
     @property
     def clip_rule(self) -> ClipRule:
@@ -131,7 +150,8 @@ class DPSGD(LocalSolver):
 
     @property
     def step_rule(self) -> StepRule | None:
-        return None if self.momentum or self.per_layer or self.microbatch else StepRule(clip=self.clip_rule)
+        plain = not (self.momentum or self.per_layer or self.microbatch or self.alone)
+        return StepRule(clip=self.clip_rule) if plain else None
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         if not self.momentum:

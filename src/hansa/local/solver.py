@@ -8,6 +8,7 @@ deployed party runs too.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -26,7 +27,8 @@ from hansa.core.public import PublicSamples
 from hansa.core.registry import fill
 from hansa.core.stopping import go_on
 from hansa.core.stored_rows import whole
-from hansa.local.clipping import clipped_sum
+from hansa.kernel.grid import Grid
+from hansa.local.clipping import clipped_sum, exact_clipped_sum
 from hansa.local.step_rule import StepRule
 
 Carry = dict[str, Tensor]  # state of a solver between the steps of one round
@@ -120,7 +122,18 @@ class Context:
         """A standard normal vector of the model's length; in float64 from the party's secret, if it has one."""
         if self.private is None:
             return step_noise(key, self.spec)
-        return rng.secret_normal(self.private("noise", int(key)), self.spec.dim).to(self.objective.device)
+        return rng.secret_normal(self.secret(key), self.spec.dim).to(self.objective.device)
+
+    def secret(self, key: Tensor) -> bytes:
+        """The bytes that a step's noise is drawn from: only a deployed party knows its own."""
+        if self.private is None:
+            return hashlib.blake2b(repr(("noise", int(key))).encode(), digest_size=32).digest()
+        return self.private("noise", int(key))
+
+    def noisy_sum(self, w: Tensor, batch: Batch, key: Tensor, grid: Grid, per_layer: bool = False,
+                  at_once: int | None = None) -> Tensor:  # fmt: skip
+        """The sum of clipped gradients on a grid, with discrete Gaussian noise; in float64. See `kernel.grid`."""
+        return grid.released(exact_clipped_sum(self, w, batch, key, grid, per_layer, at_once), self.secret(key))
 
     def full_gradient(self, w: Tensor) -> Tensor:
         """The gradient of the mean loss on all of the party's samples."""
@@ -155,6 +168,7 @@ class LocalSolver(Op):
     kind: ClassVar[str] = "local"
     sampler: ClassVar[Sampler] = "shuffle"
     noisy: ClassVar[bool] = False  # whether its steps draw random numbers of their own
+    alone: ClassVar[bool] = False  # whether engines must train one party at a time
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
     update: ClassVar[str | None] = "w"
     sends: ClassVar[tuple[str, ...]] = ("w",)  # vectors of the model's length in a reply

@@ -312,11 +312,12 @@ class StackedEngine(ReferenceEngine):
 def by_hooks(op: Op) -> bool:
     """Whether an engine may call the hooks of a solver and its wrappers one by one.
 
-    A solver that overrides `run`, `train` or `drawn`, or a wrapper that overrides `run`, trains one party at a time.
+    A solver that overrides `run`, `train` or `drawn`, or says so (`alone`), or a wrapper that overrides `run`, trains
+    one party at a time.
     """
     layers, solver = unwrap(op)
     usual = all(type(layer).run is Wrapper.run for layer in layers)
-    return usual and isinstance(solver, LocalSolver) and not solver.own_run
+    return usual and isinstance(solver, LocalSolver) and not (solver.own_run or solver.alone)
 
 
 def resolved(solver: LocalSolver, members: list[PartyWork]) -> tuple[list[LocalSolver], list[PartyWork]]:

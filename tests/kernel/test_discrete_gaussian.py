@@ -1,0 +1,163 @@
+"""The discrete Gaussian sampler draws the exact distribution, and the same numbers on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from hansa.core.errors import ConfigError
+from hansa.kernel import discrete_gaussian as module
+from hansa.kernel.discrete_gaussian import discrete_gaussian
+
+SIGMAS = [0.3, 0.7, 1.0, 2.5, 16.0, 64.0, 64.5, 300.0, 12345.6, 1e6, 2.0**30]
+COUNT = 200_000
+
+
+def secret(*parts: object) -> bytes:
+    return hashlib.sha256(repr(parts).encode()).digest()
+
+
+def masses(sigma: float, edges: np.ndarray) -> np.ndarray:
+    """The exact probabilities of [-inf, e0), [e0, e1), ..., [ek, inf) for integer edges.
+
+    Few numbers are summed. Where sigma is large, a sum of the density over integers differs from its integral by a
+    trapezoid's error, which for a Gaussian is below exp(-2 pi^2 sigma^2) plus the two half terms at the ends.
+    """
+    if sigma < 400:
+        numbers = np.arange(-math.ceil(12 * sigma) - 3, math.ceil(12 * sigma) + 4)
+        density = np.exp(-np.square(numbers / sigma) / 2)
+        density /= density.sum()
+        return np.array([part.sum() for part in np.split(density, np.searchsorted(numbers, edges))])
+    ends = [0.0, *(0.5 * math.erfc(-(edge - 0.5) / sigma / math.sqrt(2)) for edge in edges.tolist()), 1.0]
+    return np.diff(ends)
+
+
+def chi_squared(drawn: np.ndarray, sigma: float, edges: np.ndarray) -> tuple[float, int]:
+    """The statistic and its degrees of freedom, with cells of fewer than 10 expected numbers merged."""
+    expected = masses(sigma, edges) * len(drawn)
+    observed = np.bincount(np.searchsorted(edges, drawn, side="right"), minlength=len(edges) + 1)
+    cells: list[list[float]] = [[0.0, 0.0]]
+    for wanted, seen in zip(expected, observed, strict=True):
+        cells[-1][0] += wanted
+        cells[-1][1] += seen
+        if cells[-1][0] >= 10:
+            cells.append([0.0, 0.0])
+    last = cells.pop()
+    cells[-1] = [cells[-1][0] + last[0], cells[-1][1] + last[1]]
+    return sum((seen - wanted) ** 2 / wanted for wanted, seen in cells), len(cells) - 1
+
+
+def unlikely(statistic: float, freedom: int) -> bool:
+    """Whether a chi-squared statistic is beyond the 1e-6 quantiles (Wilson and Hilferty 1931)."""
+    normal = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+    return abs(normal) > 4.9
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_the_numbers_follow_the_distribution(sigma: float) -> None:
+    drawn = discrete_gaussian(sigma, secret("chi", sigma), COUNT)
+    reach = max(2, round(5 * sigma))
+    edges = np.unique(np.linspace(-reach, reach, 401).round().astype(np.int64))
+    assert not unlikely(*chi_squared(drawn, sigma, edges))
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_numbers_within_a_block_of_the_table_follow_it_too(sigma: float) -> None:
+    """Fine cells near zero, around one sigma, and in the tail."""
+    drawn = discrete_gaussian(sigma, secret("fine", sigma), COUNT)
+    width = max(1, int(sigma / 40))
+    for centre in (0, round(sigma), -round(sigma), round(2.5 * sigma)):
+        edges = np.arange(centre - 6 * width, centre + 7 * width, max(1, width // 3))
+        assert not unlikely(*chi_squared(drawn, sigma, edges))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 40.0, 2.0**24])
+@pytest.mark.parametrize("negative", [0, 1])
+def test_the_tail_beyond_the_table_follows_the_distribution(sigma: float, negative: int) -> None:
+    table = module._table(sigma)
+    start = len(table.slots) << table.shift
+    tries = [table._tail(module._Bits(secret("tail", sigma, negative, k)), negative) for k in range(6000)]
+    drawn = np.array([m for m, accepted in tries if accepted])
+    assert drawn.min() >= start
+    numbers = start + np.arange(0, 40 * sigma if sigma < 100 else 4e8, 1 if sigma < 100 else 2**16)
+    heights = np.exp(-np.square((numbers + negative) / sigma) / 2)
+    width = numbers[1] - numbers[0]
+    rate = float(table.c) * heights.sum() * width / (module._tail_slots(table) << table.shift)
+    assert abs(len(drawn) / len(tries) - rate) < 5 * math.sqrt(rate / len(tries)) + 1e-3  # beside the other slots
+    cumulative = heights.cumsum() / heights.sum()
+    seen = np.searchsorted(np.sort(drawn), numbers + width) / len(drawn)
+    assert abs(seen - cumulative).max() < 2.6 / math.sqrt(len(drawn))  # Kolmogorov: 3e-6
+
+
+@pytest.mark.parametrize("sigma", [0.3, 5.0, 1e6])
+def test_moments_are_those_of_the_distribution(sigma: float) -> None:
+    drawn = discrete_gaussian(sigma, secret("moments", sigma), COUNT) / sigma
+    if sigma >= 5:
+        assert abs(drawn.mean()) < 5 / math.sqrt(COUNT)
+        assert abs(np.square(drawn).mean() - 1) < 5 * math.sqrt(2 / COUNT)
+        assert abs((drawn**4).mean() - 3) < 5 * math.sqrt(96 / COUNT)
+        assert abs((drawn**3).mean()) < 5 * math.sqrt(15 / COUNT)
+    assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 5 / math.sqrt(COUNT)
+
+
+def test_low_order_bits_are_uniform_and_independent_of_the_sign() -> None:
+    drawn = discrete_gaussian(2.0**24, secret("bits"), COUNT)
+    for bit in range(16):
+        ones = (drawn >> bit) & 1
+        assert abs(ones.mean() - 0.5) < 5 * 0.5 / math.sqrt(COUNT)
+        assert abs(np.corrcoef(ones, drawn > 0)[0, 1]) < 5 / math.sqrt(COUNT)
+
+
+def test_the_same_secret_gives_the_same_numbers_and_another_gives_others() -> None:
+    one, again, other = (discrete_gaussian(1000.0, key, 1000) for key in (b"a", b"a", b"b"))
+    assert np.array_equal(one, again)
+    assert np.mean(one == other) < 0.05
+
+
+def test_a_recorded_draw_is_repeated_by_this_machine() -> None:
+    assert discrete_gaussian(3.0, b"golden", 12).tolist() == GOLDEN_3
+    assert discrete_gaussian(2.0**24, b"golden", 4).tolist() == GOLDEN_24
+
+
+GOLDEN_3 = [-1, -4, -4, 2, 6, -1, 1, -1, -4, 1, 3, -2]
+GOLDEN_24 = [-2936764, -15900820, -19204896, 15042485]
+
+
+@pytest.mark.parametrize("sigma", [0.3, 16.0, 2.0**24])
+def test_no_number_depends_on_the_rounding_of_the_machines_arithmetic(
+    sigma: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a margin so wide that all uncertain words are decided exactly, the numbers are the same."""
+    fast = discrete_gaussian(sigma, b"margin", 3000)
+    monkeypatch.setattr(module, "_exp", lambda x: np.exp(x) * (1 + 2.0**-40))
+    assert np.array_equal(discrete_gaussian(sigma, b"margin", 3000), fast)
+    calls: list[int] = []
+    decide = module._Table._accepts
+
+    def counted(self: module._Table, *args: object) -> bool:
+        calls.append(1)
+        return decide(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module._Table, "_accepts", counted)
+    monkeypatch.setattr(module, "DOUBT", 0.5)
+    assert np.array_equal(discrete_gaussian(sigma, b"margin", 3000), fast)
+    assert len(calls) > 20
+
+
+@pytest.mark.parametrize("exponent", [Fraction(0), Fraction(1, 3), Fraction(25), Fraction(2500)])
+def test_bounds_of_the_exponential_enclose_it(exponent: Fraction) -> None:
+    low, high = module._exp_bounds(exponent, 30)
+    finer = module._exp_bounds(exponent, 80)
+    assert low < finer[0] < finer[1] < high
+    assert float((high - low) / high) < 1e-22
+    assert float(low) == pytest.approx(math.exp(-exponent))
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.1, -1.0, math.nan, math.inf, 2.0**37])
+def test_a_sigma_that_cannot_be_drawn_is_refused(sigma: float) -> None:
+    with pytest.raises(ConfigError, match="grid steps"):
+        discrete_gaussian(sigma, b"", 1)
