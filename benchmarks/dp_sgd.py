@@ -4,14 +4,16 @@
 
 The workload of `workload.py` with the 2NN and batches of 32 and of 256: a cohort of 10 parties on the stacked engine,
 one core. Then one party alone, one epoch per round, on the code path of a deployed party: SGD, DP-SGD, DP-SGD with
-noise from the party's secret, and Opacus in its own environment (created by `make bench-dp`) with gradients by hooks
-and by ghost norms. Contestants take turns, `--repeats` times. Times are processor times, which other load disturbs
-little. The table has the medians of the medians of the repeats, and ratios to SGD.
+discrete noise from the party's secret, DP-SGD with floating-point noise from it, and Opacus in its own environment
+(created by `make bench-dp`) with gradients by hooks and by ghost norms. Contestants take turns, `--repeats` times.
+Times are processor times, which other load disturbs little. The table has the medians of the medians of the repeats,
+and ratios to SGD.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -24,9 +26,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from workload import COHORT, PARTIES, RATE, SAMPLES, SIDE, party, population
 
 import hansa
+from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.local import DPSGD, LocalSolver
@@ -50,11 +54,11 @@ def cohort(solver: LocalSolver, task: hansa.Task, rounds: int) -> list[float]:
     return [b - a for a, b in itertools.pairwise(ticks[:-1])]  # the last round is followed by a test
 
 
-def alone(solver: LocalSolver, secret: bytes, rounds: int) -> list[float]:
+def alone(solver: LocalSolver, secret: bytes, rounds: int, model: Callable[[], nn.Module] | None = None) -> list[float]:
     """Return the seconds of one party's rounds, on the path of a deployed party."""
     x, y = (torch.from_numpy(part) for part in party(0))
-    objective = Objective(TwoNN(), "cross_entropy", 0)
-    at = Party(0, objective, (x.view(-1, 1, SIDE, SIDE), y), None, 0, secret=secret)
+    objective = Objective(model or TwoNN(), "cross_entropy", 0)
+    at = Party(0, objective, SampleGateway((x.view(-1, 1, SIDE, SIDE), y)), 0, secret=secret)
     payload = {"model": objective.initial._asdict()}
     times = []
     for at.round in range(rounds + 1):
@@ -95,6 +99,8 @@ def main() -> None:
             ways[batch, "one party", name] = lambda s=solver: alone(s, b"", given.rounds)
         secret = solvers(batch)["DP-SGD"]
         ways[batch, "one party", "DP-SGD, secret noise"] = lambda s=secret: alone(s, b"secret", given.rounds)
+        floats = dataclasses.replace(secret, mechanism="float")
+        ways[batch, "one party", "DP-SGD, secret float noise"] = lambda s=floats: alone(s, b"secret", given.rounds)
         for mode in ("hooks", "ghost") if given.opacus.exists() else ():
             ways[batch, "one party", f"Opacus, {mode}"] = lambda b=batch, m=mode: opacus(
                 given.opacus, b, m, given.rounds

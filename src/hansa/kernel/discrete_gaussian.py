@@ -32,7 +32,7 @@ from hansa.core.errors import ConfigError
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
-SIGMAS = (0.125, 2.0**36)  # a smaller sigma is almost no noise; a larger one leaves too few bits of a word to decide
+SIGMAS = (0.125, 2.0**37)  # a smaller sigma is almost no noise; a larger one leaves too few bits of a word to decide
 SLOTS = 2**16
 PER_SIGMA = 64  # blocks per sigma, where they have more than one number
 REACH = 4.8  # the blocks cover this many sigmas on each side

@@ -13,6 +13,7 @@ the loss is below 2^-13 of the clip unless sigma is above a million.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError
-from hansa.kernel import discrete_gaussian
+from hansa.kernel.discrete_gaussian import discrete_gaussian
 
 PRECISION = 14  # bits by which sqrt(d) steps are shorter than the clip
 LEAST_NOISE = 4  # bits by which the noise exceeds a step, at least
+MOST_NOISE = 36  # bits by which the noise exceeds a step, at most
 FINE = 39  # bits of a contribution
 SUM = 61  # bits of a sum of contributions
 
@@ -42,27 +44,27 @@ class Grid:
     samples: int
 
     def __post_init__(self) -> None:
-        if not (0 < self.clip < math.inf and 0 < self.sigma < math.inf and self.size > 0 and self.samples > 0):
+        if not (0 < self.clip < math.inf and 0 < self.sigma < math.inf and self.size >= 0 and self.samples > 0):
             raise ConfigError(
-                f"discrete noise needs a positive clip, sigma, size and number of samples, got {self.clip:g}, "
+                f"discrete noise needs a positive clip, sigma and number of samples, and a size, got {self.clip:g}, "
                 f"{self.sigma:g}, {self.size} and {self.samples}"
             )
         if not self._bits < min(FINE, SUM - self.samples.bit_length()) or 2 * self._loss > self._length:
             raise ConfigError(
                 f"discrete noise of sigma {self.sigma:g} cannot protect sums of {self.size} values over {self.samples} "
-                "samples: no grid is both fine and coarse enough; use a smaller sigma, or a smaller model"
+                "samples: no grid is both fine and coarse enough; use a sigma nearer to 1, or a smaller model"
             )
 
     @property
     def _bits(self) -> int:
         """The clip is at least 2^bits steps long, and less than twice as long."""
         wanted = max(PRECISION + self._loss.bit_length(), LEAST_NOISE - math.floor(math.log2(self.sigma)))
-        return min(wanted, math.floor(math.log2(discrete_gaussian.SIGMAS[1])) - 1 - math.ceil(math.log2(self.sigma)))
+        return min(wanted, MOST_NOISE - 1 - math.ceil(math.log2(self.sigma)))
 
     @property
     def _loss(self) -> int:
         """The square root of the number of values, rounded up: what rounding may add to a difference, in steps."""
-        return math.isqrt(self.size - 1) + 1
+        return math.isqrt(max(self.size, 1) - 1) + 1
 
     @property
     def _length(self) -> float:
@@ -100,5 +102,20 @@ class Grid:
         """A sum of contributions (int64, in fine steps), rounded to steps, with noise; as float64 values."""
         half = (1 << self.shift) >> 1
         steps = (total + half) >> self.shift
-        noise = torch.from_numpy(discrete_gaussian.discrete_gaussian(self.noise, secret, total.numel()))
+        noise = torch.from_numpy(discrete_gaussian(self.noise, secret, total.numel()))
         return (steps + noise.view(total.shape).to(total.device)).to(torch.float64).mul_(self.step)
+
+    def covered(self, sums: Mapping[str, Tensor], secret: bytes) -> dict[str, Tensor]:
+        """Sums of floating-point vectors, each at most `clip` long, rounded to steps, with noise; as float64 values.
+
+        The vectors were clipped before they were added, to the whole of `clip`. So rounding may change a difference by
+        sqrt(d) steps more than `clip`, and by as much again for the last bits of the sums. The noise grows accordingly,
+        by less than 2^-12.
+        """
+        wide = self.noise * (1 + 2 * self._loss / self._length)
+        out = {}
+        for name, value in sums.items():
+            steps = (value.to(torch.float64) / self.step).round_()
+            noise = torch.from_numpy(discrete_gaussian(wide, secret + name.encode(), value.numel()))
+            out[name] = steps.add_(noise.view(value.shape).to(value.device)).mul_(self.step)
+        return out

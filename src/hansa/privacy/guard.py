@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.budget import Release, check_delta, finite, merged
@@ -20,13 +19,17 @@ from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Shape
 from hansa.core.shapes import largest_shape
+from hansa.kernel.grid import MOST_NOISE, Grid
 from hansa.privacy.central import UNCLIPPED, CentralDP, Contribution, RunSettings
 from hansa.secure.channel import Channel
 from hansa.secure.encoding import FixedPoint
 
 log = logging.getLogger("hansa")
 GuardState = dict[str, Any]  # the state between rounds, in the checkpoint: sigma, the clip, the releases
-STEPS = 2.0  # the least noise of a party, in steps of the fixed point: rounding would distort a narrower Gaussian
+# The least noise of a party, in steps of the fixed point. The sum of n discrete Gaussians is not quite a discrete
+# Gaussian: no probability differs by more than a factor of exp(10 n exp(-pi^2 sigma^2)) per value (Kairouz, Liu and
+# Steinke 2021), which for 3 steps is exp(3e-38 n).
+STEPS = 3.0
 TAIL = 8.0  # a party's noise is assumed to stay within this many standard deviations
 
 
@@ -97,8 +100,11 @@ class Guard:
                 f"privacy.dp: one round with sigma {sigma:g} costs epsilon {one:.4g}, more than the {dp.epsilon:g} "
                 "that the run may spend; raise sigma or epsilon"
             )
-        if self.secure is not None and sigma > 0 and dp.clip is not None:
-            self._check_room(self.secure, sigma, dp.clip)
+        if sigma > 0 and dp.clip is not None:
+            if self.secure is None:
+                self.grid(sigma, dp.clip)  # raises a ConfigError if there is no such grid
+            else:
+                self._check_room(self.secure, sigma, dp.clip)
         return state
 
     def _check_room(self, secure: Channel, sigma: float, clip: float) -> None:
@@ -109,6 +115,11 @@ class Guard:
             raise ConfigError(
                 f"privacy.bits: a party's noise of {own:.3g} is less than {STEPS:g} steps of the fixed point "
                 f"({1 / scale:.3g} each), too few to be noise; raise privacy.bits or lower privacy.range"
+            )
+        if own * scale > 2.0**MOST_NOISE:
+            raise ConfigError(
+                f"privacy.bits: a party's noise of {own:.3g} is more than 2^{MOST_NOISE} steps of the fixed point "
+                f"({1 / scale:.3g} each); lower privacy.bits or raise privacy.range"
             )
         if clip + TAIL * own > secure.range:
             raise ConfigError(
@@ -150,6 +161,10 @@ class Guard:
         step = 1 / FixedPoint(self.secure.range, self.secure.bits).scale
         rounding = math.sqrt(self.values) * step * (1.0 if self.secure.stochastic else 0.5)
         return noise + sigma * rounding
+
+    def grid(self, sigma: float, clip: float) -> Grid:
+        """The grid of a sum to which the server adds noise."""
+        return Grid(self.deviation(sigma, clip) / sigma, sigma, self.values, 1)
 
     def sigma(self, state: GuardState) -> float:
         """The noise multiplier of a sum; a run that is extended keeps the sigma with which it began."""
@@ -235,7 +250,8 @@ class PrivateSums:
         if not noise:
             return dict(sums)
         secret = fed.private_rng(f"noise {ask.index}").bytes(32)
-        return {name: value + noise * _normal(secret + name.encode(), value) for name, value in sums.items()}
+        assert self.clip is not None
+        return guard.grid(self.sigma, self.clip).covered(sums, secret)
 
     def _follow(self, total: float) -> None:
         """Move the clip towards the quantile; `total` sums the parties' flags, plus or minus half a unit each."""
@@ -267,11 +283,6 @@ class PrivateSums:
         if guard.secure is not None and guard.rate < 1:  # the aggregator knows the sampled parties
             out["epsilon_aggregator"] = finite(guard.epsilon(state, known=True))
         return out | ({"clip": self.clip} if guard.dp.quantile is not None else {})
-
-
-def _normal(secret: bytes, like: Tensor) -> Tensor:
-    """Standard normal numbers in the shape of `like`."""
-    return rng.secret_normal(secret, like.numel()).view(like.shape).to(like.device)
 
 
 def _check_op(op: Op, ask: Ask) -> None:

@@ -25,6 +25,7 @@ from hansa.core.errors import ConfigError, OutOfRange, RoundAborted
 from hansa.core.metric_ranges import RANGES
 from hansa.core.op import Op, Payload, Reply, open_tensors
 from hansa.core.shapes import largest_shape
+from hansa.kernel.discrete_gaussian import discrete_gaussian
 
 WIDEST = 64  # bits of a sum, sign included
 SLACK = 1e-6  # by which rounding at the parties may move a mean of metrics out of its range
@@ -156,8 +157,8 @@ class Encoding:
                noise: float = 0.0) -> Numbers:  # fmt: skip
         """A reply as integers; a PartyError if they do not fit the sum.
 
-        `noise` is the standard deviation of the Gaussian noise on each value of the tensors. Noise and stochastic
-        rounding are drawn from the party's `secret`.
+        `noise` is the standard deviation of the discrete Gaussian noise on each value of the tensors. Noise and
+        stochastic rounding are drawn from the party's `secret`.
         """
         share = 1 if uniform else reply.weight
         if share > self.max_weight:
@@ -174,8 +175,7 @@ class Encoding:
             out[start:end] = self._values(name, flat, dtype, secret, stochastic)
             start = end
         if noise:
-            normal = rng.secret_normal(secret + b"noise", self.layout.values).numpy()
-            out[1:start] += np.rint(normal * (noise * self.point.scale)).astype(np.int64)
+            out[1:start] += discrete_gaussian(noise * self.point.scale, secret + b"noise", self.layout.values)
             if np.abs(out[1:start]).max(initial=0) > self.point.largest:  # noise beyond what the settings allow for
                 raise OutOfRange(f"a value with its noise is over {self.point.range:g}; raise privacy.range")
         out[1:start] *= share
