@@ -20,10 +20,10 @@ from dp_sgd import alone
 from torch import nn
 from workload import RATE, SIDE
 
-from hansa.core import rng
 from hansa.kernel.discrete_gaussian import discrete_gaussian
+from hansa.kernel.secret_draws import secret_normal
 from hansa.local import DPSGD
-from hansa.models import CNN, TwoNN
+from hansa.models import Cnn, TwoNN
 
 
 def logistic() -> nn.Module:
@@ -36,7 +36,7 @@ def normed() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "logistic": logistic, "2NN": TwoNN(), "layer norm": normed, "CNN": CNN(),
+    "logistic": logistic, "2NN": TwoNN(), "layer norm": normed, "CNN": Cnn(),
 }  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def draws(count: int, repeats: int) -> tuple[float, float]:
     times: tuple[list[float], list[float]] = ([], [])
     for repeat in range(repeats + 1):
         secret = repeat.to_bytes(32, "little")
-        for number, draw in enumerate((rng.secret_normal, lambda s, n: discrete_gaussian(1.3e7, s, n))):
+        for number, draw in enumerate((secret_normal, lambda s, n: discrete_gaussian(1.3e7, s, n))):
             begun = time.process_time()
             draw(secret, count)
             times[number].append((time.process_time() - begun) / count * 1e9)

@@ -21,6 +21,7 @@ from hansa.core.op import Memory, Op, Party, Payload, Wrapper, perform, unwrap
 from hansa.core.registry import registered, to_config
 from hansa.data.describe import Describe
 from hansa.experiment.config import parse
+from hansa.kernel.gateway import GuardedGateway
 from hansa.models import Logistic
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.testing import TREE
@@ -53,27 +54,48 @@ class Watched(SampleGateway):
             raise PartyError("the owner refuses")
 
 
+class FullLedger:
+    """A ledger whose quotas and budget are spent."""
+
+    def charge(self, ask: str, op: Any, n: int, payload: Any) -> float | None:
+        raise PartyError("the ledger is full")
+
+    def evaluate(self, ask: str) -> None:
+        raise PartyError("the ledger is full")
+
+    def match(self, ask: str) -> None:
+        raise PartyError("the ledger is full")
+
+
 @dataclass
 class Watch:
-    """Runs every op of a simulation twice: as it is, and with a gateway that refuses."""
+    """Runs every op of a simulation three times: as it is, and with gateways that refuse."""
 
     purposes: dict[str, set[Purpose]] = field(default_factory=lambda: defaultdict(set))
     faults: list[str] = field(default_factory=list)
 
     def run(self, op: Op, party: Party, payload: Payload, memory: Memory) -> Outcome:
         closed, open_ = Watched(party.data, refuses=True), Watched(party.data)
-        try:
-            refused = perform(op, replace(party, data=closed), payload, {k: v.clone() for k, v in memory.items()})
-        except HansaError as error:
-            refused = str(error)
+        guarded = GuardedGateway(party.data, FullLedger(), op, payload)
+        guarded.open("ask")
+        refused, spent = (self._reason(op, replace(party, data=data), payload, memory) for data in (closed, guarded))
         outcome = perform(op, replace(party, data=open_), payload, memory)
         for part in (*unwrap(op)[0], unwrap(op)[1]):
             self.purposes[part.name] |= open_.read
         if open_.read and refused != "the owner refuses":
             self.faults.append(f"{op.name} answered although its samples were refused")
+        if open_.read and spent != "the ledger is full":
+            self.faults.append(f"{op.name} answered although its budget or quota was spent")
         if closed.read and not open_.read:
             self.faults.append(f"{op.name} reads only when it is refused")
         return outcome
+
+    @staticmethod
+    def _reason(op: Op, party: Party, payload: Payload, memory: Memory) -> Any:
+        try:
+            return perform(op, party, payload, {k: v.clone() for k, v in memory.items()})
+        except HansaError as error:
+            return str(error)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +183,7 @@ def test_an_op_names_one_purpose(watch: Watch) -> None:
 
 
 def test_no_other_module_touches_the_samples_behind_the_gateway() -> None:
-    allowed = {"core/gateway.py", "net/party/gateway.py"}
+    allowed = {"core/gateway.py", "kernel/gateway.py"}
     for path in sorted(SOURCE.rglob("*.py")):
         if str(path.relative_to(SOURCE)) not in allowed:
             assert not re.search(r"data\._(train|test)\b|samples\._(train|test)\b", path.read_text()), path

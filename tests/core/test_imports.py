@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "sklearn": {"core", "classical", "report", "run"},
     "net.transport": {"core", "ui"},
     "net.audit": {"core", "net.transport"},
-    "net.party": {"artifacts", "core", "data", "local", "metrics", "transforms", "privacy", "experiment",
+    "net.party": {"artifacts", "core", "kernel", "data", "local", "metrics", "transforms", "privacy", "experiment",
                   "net.transport", "net.audit"},
     "net.aggregator": {"core", "data", "experiment", "metrics", "report", "run", "track", "ui", "net.transport",
                        "net.audit"},

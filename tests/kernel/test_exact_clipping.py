@@ -129,7 +129,15 @@ def test_a_grid_has_the_noise_that_it_claims(fields: tuple[float, float, int], s
 
 
 @pytest.mark.parametrize(
-    "fields", [(0.0, 1.0, 1, 1), (1.0, 0.0, 1, 1), (1.0, math.nan, 1, 1), (math.inf, 1.0, 1, 1), (1.0, 1.0, -1, 1), (1.0, 1.0, 1, 0)]
+    "fields",
+    [
+        (0.0, 1.0, 1, 1),
+        (1.0, 0.0, 1, 1),
+        (1.0, math.nan, 1, 1),
+        (math.inf, 1.0, 1, 1),
+        (1.0, 1.0, -1, 1),
+        (1.0, 1.0, 1, 0),
+    ],
 )
 def test_a_grid_without_noise_or_bound_is_refused(fields: tuple[float, float, int, int]) -> None:
     with pytest.raises(ConfigError, match="positive clip"):

@@ -85,9 +85,9 @@ def test_the_quota_of_evaluations_holds_at_the_gateway(gateway: Any) -> None:
 def test_the_budget_is_charged_when_samples_are_read_and_not_before(gateway: Any) -> None:
     private = gateway(DPSGD(batch=5, sigma=2.0))
     private.check(held_out=False)
-    assert private.spent is None and not private._vault.contents.spent
+    assert private.spent is None and not private._ledger.vault.contents.spent
     private.train("train")
-    assert private.spent == pytest.approx(spent(private._vault.contents.job_releases("job"), 1e-5))
+    assert private.spent == pytest.approx(spent(private._ledger.vault.contents.job_releases("job"), 1e-5))
     with pytest.raises(PartyError, match="budget"):
         gateway(DPSGD(batch=5, sigma=0.5, epsilon=0.01), ask="c").train("train")
 
@@ -102,7 +102,7 @@ def test_the_owners_limits_refuse_before_the_op_runs(gateway: Any) -> None:
 def test_a_closed_gateway_admits_nothing(gateway: Any) -> None:
     held = gateway(SGD())
     held.close()
-    unopened = OwnerGateway(held, held._policy, held._vault, "job", SGD(), {"model": MODEL})
+    unopened = OwnerGateway(held, held._policy, held._ledger.vault, "job", SGD(), {"model": MODEL})
     with pytest.raises(PartyError, match="may not read"):
         unopened.train("train")
     with pytest.raises(PartyError, match="may not read"):

@@ -104,6 +104,7 @@ def test_models_are_accepted_by_name_and_functions_only_letter_for_letter(tmp_pa
         ("jobs = 5", "expected a list of a text"),
         ("job = []", "unknown field 'job'"),
         ("jobs = [", "cannot read"),
+        ("[privacy]\ndiscrete = true", "discrete applies to the noise of dp-sgd, which this party does not require"),
     ],
 )
 def test_what_a_policy_cannot_say_is_refused_with_one_sentence(tmp_path: Path, text: str, said: str) -> None:

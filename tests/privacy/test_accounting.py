@@ -9,8 +9,9 @@ import pytest
 
 from hansa.core.budget import Budget, Release, charge, merged
 from hansa.core.errors import ConfigError, PartyError
-from hansa.privacy import accounting
-from hansa.privacy.accounting import ORDERS, affordable, calibrate, composed, converted, curve, epsilon
+from hansa.kernel import renyi
+from hansa.kernel.renyi import ORDERS, composed, converted, curve
+from hansa.privacy.accounting import affordable, calibrate, epsilon
 
 N, DELTA = 60_000, 1e-5
 WHOLE = ORDERS % 1 == 0  # the published numbers are at whole orders
@@ -54,6 +55,25 @@ def test_a_divergence_is_the_integral_that_defines_it(rate: float, sigma: float,
     assert curve(rate, sigma)[at] == pytest.approx(math.log(moment) / (order - 1), rel=1e-7)
 
 
+@pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
+@pytest.mark.parametrize(("noise", "moved"), [(3.0, 2), (4.0, 4), (1.2, 1), (40.0, 100)])
+def test_discrete_noise_has_the_divergences_of_gaussian_noise(rate: float, noise: float, moved: int) -> None:
+    """In both directions, with sums over the integers in place of integrals."""
+    x = np.arange(-2000, 4001, dtype=np.float64)
+    heights = -(x**2) / (2 * noise**2)
+    heights -= np.log(np.exp(heights).sum())
+    without = math.log1p(-rate) if rate < 1 else -math.inf
+    ratio = np.logaddexp(without, math.log(rate) + (2 * moved * x - moved**2) / (2 * noise**2))
+    expected = curve(rate, noise / moved)
+    for order in (1.1, 1.5, 2.0, 2.75, 5.0, 9.0):
+        at = int(np.abs(ORDERS - order).argmin())
+        forth = np.log(np.exp(heights + order * ratio).sum()) / (order - 1)
+        back = np.log(np.exp(heights + (1 - order) * ratio).sum()) / (order - 1)
+        apart = 1e-10 if order % 1 == 0 else 1e-10 + math.exp(-9 * noise**2 / moved) / (order - 1)
+        assert forth == pytest.approx(expected[at], rel=apart, abs=1e-12)
+        assert back <= expected[at] * (1 + apart) + 1e-12
+
+
 def test_no_divergence_is_over_that_of_dp_accounting_and_at_whole_orders_they_are_the_same() -> None:
     import dp_accounting
 
@@ -74,7 +94,7 @@ def test_the_largest_whole_order_has_all_of_its_terms() -> None:
         + k * (k - 1) / (2 * noise**2)
         for k in range(order + 1)
     ]
-    found = accounting._integer_orders(np.array([2.0, float(order)]), rate, noise)
+    found = renyi._integer_orders(np.array([2.0, float(order)]), rate, noise)
     assert found[-1] == pytest.approx(np.logaddexp.reduce(terms), rel=1e-12)
 
 
@@ -113,8 +133,8 @@ def test_next_to_no_noise_promises_nothing_and_very_much_costs_little(rate: floa
 
 
 def test_a_divergence_whose_series_does_not_end_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "MOST_TERMS", 0)
-    assert accounting._fractional_order(1.5, 0.1, 1.0) == math.inf
+    monkeypatch.setattr(renyi, "MOST_TERMS", 0)
+    assert renyi._fractional_order(1.5, 0.1, 1.0) == math.inf
 
 
 def test_an_epsilon_that_promises_nothing_is_not_reckoned_by_distributions() -> None:

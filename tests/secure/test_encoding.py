@@ -138,20 +138,20 @@ def test_noise_that_leaves_the_range_is_refused() -> None:
 
 @given(st.lists(st.floats(-16, 16), min_size=1, max_size=8), st.binary(min_size=1, max_size=8))
 def test_stochastic_rounding_takes_one_of_the_two_nearest(values: list[float], secret: bytes) -> None:
-    from hansa.core import rng
+    from hansa.kernel.secret_draws import secret_uniform
 
     coarse = FixedPoint(16.0, 8)
     wide = np.array(values)
-    out = coarse.encode(wide, rng.secret_uniform(secret, len(values)))
+    out = coarse.encode(wide, secret_uniform(secret, len(values)))
     inside = np.clip(wide * coarse.scale, -coarse.largest, coarse.largest)
     assert np.all(np.abs(out - inside) < 1.0)
 
 
 def test_stochastic_rounding_is_right_on_average() -> None:
-    from hansa.core import rng
+    from hansa.kernel.secret_draws import secret_uniform
 
     coarse = FixedPoint(16.0, 8)
-    out = coarse.encode(np.full(40_000, 0.3), rng.secret_uniform(b"x", 40_000)) / coarse.scale
+    out = coarse.encode(np.full(40_000, 0.3), secret_uniform(b"x", 40_000)) / coarse.scale
     assert abs(out.mean() - 0.3) < 5 * out.std() / 200
 
 

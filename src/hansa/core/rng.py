@@ -9,8 +9,7 @@ same value in a tensor of any size. `noise` is a faster `normal` for long vector
 mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014). It uses integers alone, so that all
 machines and devices draw the same bits.
 
-These streams are not secret: the seed determines them. `secret_uniform` and `secret_normal` expand 32 secret bytes with
-SHAKE-256 instead: some of the numbers reveal neither the bytes nor the other numbers.
+These streams are not secret: the seed determines them. What must not be guessed is drawn by `kernel.secret_draws`.
 """
 
 from __future__ import annotations
@@ -207,17 +206,3 @@ def _permuted(x: Tensor, keys: Sequence[Tensor], widths: tuple[int, int]) -> Ten
         left, right = right, left ^ mixed
         low, high = high, low
     return (left << low) | right
-
-
-def secret_uniform(secret: bytes, count: int) -> np.ndarray[Any, Any]:
-    """Uniform float64 numbers in [0, 1), from a secret."""
-    stream = np.frombuffer(hashlib.shake_256(secret).digest(8 * count), dtype="<u8")
-    return (stream >> np.uint64(11)) * 2.0**-53
-
-
-def secret_normal(secret: bytes, count: int) -> Tensor:
-    """Standard normal float64 numbers, from a secret (Box and Muller 1958)."""
-    half = -(-count // 2)
-    drawn = torch.from_numpy(secret_uniform(secret, 2 * half))
-    radius, angle = drawn[:half].neg_().log1p_().mul_(-2.0).sqrt_(), drawn[half:].mul_(2.0 * math.pi)
-    return torch.cat([torch.cos(angle).mul_(radius), angle.sin_().mul_(radius)])[:count]

@@ -10,14 +10,16 @@ The exact sum (`exact_sum`) adds vectors of integers, in fine steps of a `Grid`.
 zero, so that rounding lengthens none. The length of the integers is computed with an upper bound of the rounding error,
 so that it is at most `Grid.longest` in exact arithmetic, for every input. A gradient of a linear layer is the product
 of two vectors; both are rounded to integers, and their product is never stored. All sums stay below 2^53, where float64
-adds integers without error, in any order.
+adds integers without error, in any order. A sample's gradient is computed apart from others (`local.clipping`), and
+its integers depend on it alone, so that the change of a sum by a sample is exactly that sample's contribution.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,17 +30,20 @@ ROWS = 2**12  # vectors per exact sum: each entry is below 2^40, and float64 add
 FACTOR = 2.0**20  # the largest integer in the rounded input of a layer
 
 
-class Gradients(NamedTuple):
+class Gradients(Protocol):
     """The gradients of one parameter for B samples, stored or not, each a `scale` [B] times a unit.
 
-    `length` [B] bounds the lengths of the units. `summed` returns the sum of the units, each times a factor [B], over
-    the samples that count (None: all). `rounded` returns the units, each times a factor [B], as integers.
+    `length` [B] bounds the lengths of the units.
     """
 
     scale: Tensor
     length: Tensor
-    summed: Callable[[Tensor, Tensor | None], Tensor]
-    rounded: Callable[[Tensor], Rounded]
+
+    def summed(self, factor: Tensor, counts: Tensor | None) -> Tensor:
+        """The sum of the units, each times a factor [B], over the samples that count (None: all)."""
+
+    def rounded(self, factor: Tensor) -> Rounded:
+        """The units, each times a factor [B], as integers."""
 
 
 class Rounded(NamedTuple):
@@ -109,21 +114,52 @@ def _squares(whole: Tensor) -> Tensor:
     return whole.square().sum(1) * (1 + (whole.shape[1] + 2) * 2.0**-52)
 
 
-def of_rows(held: Tensor, dtype: torch.dtype) -> Gradients:
-    """Gradients from stored ones [B, ...]."""
-    scale, units = _scaled(held.to(dtype))
+@dataclass
+class Held:
+    """Gradients that are stored: their units [B, d]."""
 
-    def summed(factor: Tensor, counts: Tensor | None) -> Tensor:
-        return factor @ _only(counts, units)
+    scale: Tensor
+    length: Tensor
+    units: Tensor
 
-    def rounded(factor: Tensor) -> Rounded:
-        whole = (units * factor.unsqueeze(1)).trunc_()
+    def summed(self, factor: Tensor, counts: Tensor | None) -> Tensor:
+        return factor @ _only(counts, self.units)
+
+    def rounded(self, factor: Tensor) -> Rounded:
+        whole = (self.units * factor.unsqueeze(1)).trunc_()
         return Rounded(_squares(whole), lambda counts: _only(counts, whole).sum(0))
 
-    return Gradients(scale, torch.linalg.vector_norm(units, dim=1), summed, rounded)
+
+@dataclass
+class Product:
+    """Gradients backs^T units of a matrix: units of its inputs [B, T I] and of its outputs' gradients [B, T O]."""
+
+    scale: Tensor
+    length: Tensor
+    units: Tensor
+    backs: Tensor
+    times: int
+
+    def summed(self, factor: Tensor, counts: Tensor | None) -> Tensor:
+        left = _only(counts, self.backs) * factor.unsqueeze(1)
+        left, right = (side.view(len(side) * self.times, -1) for side in (left, _only(counts, self.units)))
+        return left.t() @ right
+
+    def rounded(self, factor: Tensor) -> Rounded:
+        assert self.times == 1, "an exact sum stores gradients of more than one term"
+        left = (self.backs * (factor / FACTOR).unsqueeze(1)).trunc_()
+        right = (self.units * FACTOR).trunc_()
+        squares = _squares(left) * _squares(right) * (1 + 2.0**-50)
+        return Rounded(squares, lambda counts: _only(counts, left).t() @ _only(counts, right))
 
 
-def of_product(rows: Tensor, back: Tensor, dtype: torch.dtype, exact: bool = False) -> Gradients:
+def of_rows(held: Tensor, dtype: torch.dtype) -> Held:
+    """Gradients from stored ones [B, ...]."""
+    scale, units = _scaled(held.to(dtype))
+    return Held(scale, torch.linalg.vector_norm(units, dim=1), units)
+
+
+def of_product(rows: Tensor, back: Tensor, dtype: torch.dtype, exact: bool = False) -> Held | Product:
     """The gradients back^T rows of a matrix, from its inputs [B, T, I] and its outputs' gradients [B, T, O].
 
     If the T terms of a gradient nearly cancel, its computed length is mostly rounding error. The largest possible
@@ -143,15 +179,11 @@ def of_product(rows: Tensor, back: Tensor, dtype: torch.dtype, exact: bool = Fal
         numbers, terms = torch.finfo(dtype), inner + outer + times
         squared = squared.clamp(min=0.0) + terms * numbers.eps * parts.sum(1).square()
         length = (squared + times * times * terms * numbers.tiny).sqrt()
+    return Product(entered * came, length, units, backs, times)
 
-    def summed(factor: Tensor, counts: Tensor | None) -> Tensor:
-        left = _only(counts, backs) * factor.unsqueeze(1)
-        return left.view(-1, outer).t() @ _only(counts, units).view(-1, inner)
 
-    def rounded(factor: Tensor) -> Rounded:
-        left = (backs * (factor / FACTOR).unsqueeze(1)).trunc_()
-        right = (units * FACTOR).trunc_()
-        squares = _squares(left) * _squares(right) * (1 + 2.0**-50)
-        return Rounded(squares, lambda counts: _only(counts, left).t() @ _only(counts, right))
-
-    return Gradients(entered * came, length, summed, rounded)
+def joined(each: Sequence[Gradients]) -> Gradients:
+    """The gradients of several samples, from those of each, without computing any of them again."""
+    first = each[0]
+    names = ("scale", "length", "units", "backs")[: 4 if isinstance(first, Product) else 3]
+    return replace(first, **{name: torch.cat([getattr(one, name) for one in each]) for name in names})  # type: ignore[type-var]

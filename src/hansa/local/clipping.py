@@ -29,7 +29,7 @@ from hansa.core import rng
 from hansa.core.objective import Objective
 from hansa.core.params import ParamSpec
 from hansa.core.stopping import go_on
-from hansa.kernel.clipped_sums import ROWS, Gradients, exact_sum, float_sum, of_product, of_rows
+from hansa.kernel.clipped_sums import ROWS, Gradients, exact_sum, float_sum, joined, of_product, of_rows
 from hansa.kernel.grid import Grid
 
 if TYPE_CHECKING:
@@ -126,7 +126,9 @@ def exact_clipped_sum(ctx: Context, w: Tensor, batch: Batch, key: Tensor, grid: 
                       at_once: int | None = None) -> Tensor:  # fmt: skip
     """As `clipped_sum`, in fine steps of a grid (int64): the bound holds in exact arithmetic.
 
-    For one party at a time.
+    The gradient of each sample is computed by itself. Matrix products of a batch round differently for different
+    numbers of rows, so that one sample would change the gradients of the others, and a model can be made in which small
+    changes grow. For one party at a time.
     """
     groups = _groups(ctx.spec, per_layer)
     total = torch.zeros_like(w, dtype=torch.int64)
@@ -154,13 +156,19 @@ def _parts(ctx: Context, w: Tensor, batch: Batch, key: Tensor, at_once: int | No
     x = ctx.inputs(batch)
     for at in range(0, count, size):
         rows = slice(at, at + size)
-        try:
-            gradients = _gradients(model, way, x[rows], batch.y[rows], key, at, exact)
-        except IndexError:
-            if ctx.private is None or not way.works:
-                raise
-            gradients = _alone(model, x[rows], batch.y[rows], key, at)
-        yield gradients, None if batch.mask is None else batch.mask[rows]
+        lenient = ctx.private is not None and way.works
+        if exact:
+            places = torch.arange(count, device=x.device) if ctx.rows is None else ctx.rows
+            gradients = _apart(model, way, x[rows], batch.y[rows], rng.fold(key, places[rows]), lenient)
+        else:
+            try:
+                gradients = _gradients(model, way, x[rows], batch.y[rows], key, at)
+            except IndexError:
+                if not lenient:
+                    raise
+                gradients = _alone(model, x[rows], batch.y[rows], key, at)
+        if gradients:
+            yield gradients, None if batch.mask is None else batch.mask[rows]
 
 
 def layers_of(spec: ParamSpec) -> list[list[str]]:
@@ -171,14 +179,34 @@ def layers_of(spec: ParamSpec) -> list[list[str]]:
     return list(grouped.values())
 
 
-def _gradients(model: ModelPoint, way: Way, x: Tensor, y: Tensor, key: Tensor, at: int,
-               exact: bool) -> dict[str, Gradients]:  # fmt: skip
+def _gradients(model: ModelPoint, way: Way, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
     """The gradients of a part of a batch that begins at sample `at`."""
     if way.layers is not None:
-        return _by_layer(model, way.layers, x, y, key, exact)
+        return _by_layer(model, way.layers, x, y, key, exact=False)
     keys = rng.fold(key, at + torch.arange(len(x), device=x.device))  # each sample has its own dropout
     apart = _mapped if way.maps or model.stacked else _each
     return {name: of_rows(held, model.wide) for name, held in apart(model, x, y, keys).items()}
+
+
+def _apart(model: ModelPoint, way: Way, x: Tensor, y: Tensor, keys: Tensor, lenient: bool) -> dict[str, Gradients]:
+    """The gradients of samples, each computed as if it were alone; `lenient` leaves out those that the model cannot take.
+
+    The draws of a sample (dropout) depend on its key, not on its place in the batch.
+    """
+    each = []
+    for k in range(len(x)):
+        go_on()
+        one = slice(k, k + 1)
+        try:
+            if way.layers is not None:
+                each.append(_by_layer(model, way.layers, x[one], y[one], keys[k], exact=True))
+            else:
+                alone = _each(model, x[one], y[one], keys[one])
+                each.append({name: of_rows(held, model.wide) for name, held in alone.items()})
+        except IndexError:
+            if not lenient:
+                raise
+    return {name: joined([one[name] for one in each]) for name in each[0]} if each else {}
 
 
 def _alone(model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, at: int) -> dict[str, Gradients]:
@@ -327,8 +355,8 @@ def _layers(
             return None
         gradients = _by_layer(model, taps.layers, x, y, key, exact=False)
         for name, rows in wanted.items():
-            scale, length, summed, _ = gradients[name]
-            computed = torch.stack([summed(one, None).view(rows.shape[1:]) for one in scale.diag()])
+            scale, length = gradients[name].scale, gradients[name].length
+            computed = torch.stack([gradients[name].summed(one, None).view(rows.shape[1:]) for one in scale.diag()])
             lengths = torch.linalg.vector_norm(rows.flatten(1), dim=1)
             if not (_near(computed, rows) and _near(scale * length, lengths, slack=50)):
                 return None

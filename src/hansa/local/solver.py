@@ -28,6 +28,7 @@ from hansa.core.registry import fill
 from hansa.core.stopping import go_on
 from hansa.core.stored_rows import whole
 from hansa.kernel.grid import Grid
+from hansa.kernel.secret_draws import poisson_sample, secret_normal
 from hansa.local.clipping import clipped_sum, exact_clipped_sum
 from hansa.local.step_rule import StepRule
 
@@ -71,6 +72,7 @@ class Context:
     private: Callable[..., bytes] | None = None  # at a deployed party: secret bytes by purpose
     beside: Any = None  # what a solver's `direction` hands to its `step` beside the direction
     public: PublicSamples | None = None  # the task's public samples
+    rows: Tensor | None = None  # the numbers of the current step's samples, where parties train one at a time
 
     @property
     def spec(self) -> ParamSpec:
@@ -122,7 +124,7 @@ class Context:
         """A standard normal vector of the model's length; in float64 from the party's secret, if it has one."""
         if self.private is None:
             return step_noise(key, self.spec)
-        return rng.secret_normal(self.secret(key), self.spec.dim).to(self.objective.device)
+        return secret_normal(self.secret(key), self.spec.dim).to(self.objective.device)
 
     def secret(self, key: Tensor) -> bytes:
         """The bytes that a step's noise is drawn from: only a deployed party knows its own."""
@@ -257,8 +259,8 @@ class LocalSolver(Op):
         if self.sampler == "full":
             return [np.arange(n)]
         if self.sampler == "poisson":
-            own = rng.folded(rng.key(seed, "poisson", round), party)
-            return self._joining(n, lambda step: rng.uniforms(rng.folded(own, step), n))
+            own, rate = rng.folded(rng.key(seed, "poisson", round), party), self.rate_of(n)
+            return self._joining(n, lambda step: np.flatnonzero(rng.uniforms(rng.folded(own, step), n) < rate))
         epochs, steps, size, drop_last = self.plan
         size = n if size is None else min(size, n)
         out: list[np.ndarray[Any, Any]] = []
@@ -281,15 +283,15 @@ class LocalSolver(Op):
         """
         n = party.n
         if self.sampler == "poisson" and party.secret:
-            return self._joining(n, lambda step: rng.secret_uniform(party.private("poisson", step), n))
+            return self._joining(n, lambda step: poisson_sample(party.private("poisson", step), n, self.rate_of(n)))
         return self.batches(n, party.seed, party.round, party.id)
 
-    def _joining(self, n: int, uniform: Callable[[int], np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-        rate = self.rate_of(n)
+    def _joining(self, n: int, draw: Callable[[int], np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        """The samples of each step, drawn by its number."""
         out = []
         for step in range(self.count(n)):
             go_on()
-            out.append(np.flatnonzero(uniform(step) < rate))
+            out.append(draw(step))
         return out
 
     def rate_of(self, n: int) -> float:
@@ -357,7 +359,7 @@ class LocalSolver(Op):
         w, seen = start, torch.zeros((), dtype=torch.float64)
         for rows, key in zip(batches, keys, strict=True):
             go_on()
-            index = torch.from_numpy(rows).to(objective.device)
+            index = ctx.rows = torch.from_numpy(rows).to(objective.device)
             if party.augment is not None:
                 batch = Batch(augmented(party.augment, x[index], rows, int(key)), y[index], None)
             else:

@@ -11,6 +11,6 @@ __all__ = ["CentralDP", "Privacy", "privacy", "spent"]
 
 def spent(releases: Sequence[Release], delta: float) -> float:
     """The epsilon of a party's releases, by the accountant that runs use (`rdp`)."""
-    from hansa.privacy.accounting import epsilon
+    from hansa.kernel.renyi import renyi_epsilon
 
-    return epsilon(releases, delta)
+    return renyi_epsilon(releases, delta)

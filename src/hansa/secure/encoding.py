@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hansa.core import rng
 from hansa.core.ask import Reduced, unsummable
 from hansa.core.errors import ConfigError, OutOfRange, RoundAborted
 from hansa.core.metric_ranges import RANGES
 from hansa.core.op import Op, Payload, Reply, open_tensors
 from hansa.core.shapes import largest_shape
 from hansa.kernel.discrete_gaussian import discrete_gaussian
+from hansa.kernel.secret_draws import secret_uniform
 
 WIDEST = 64  # bits of a sum, sign included
 SLACK = 1e-6  # by which rounding at the parties may move a mean of metrics out of its range
@@ -201,7 +201,7 @@ class Encoding:
             return wide.split(flat).reshape(-1)
         hint = f"{RAISE_STATISTICS}, or scale the data" if self.layout.update is None else RAISE_RANGE
         self._check(name, flat, point.range, hint)
-        return point.encode(flat, rng.secret_uniform(secret + name.encode(), flat.size) if stochastic else None)
+        return point.encode(flat, secret_uniform(secret + name.encode(), flat.size) if stochastic else None)
 
     @staticmethod
     def _check(name: str, values: Any, largest: float, hint: str) -> None:

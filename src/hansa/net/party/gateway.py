@@ -1,35 +1,49 @@
-"""The gateway to a deployed party's samples: it knows the owner's limits, the quotas and the privacy budget."""
+"""The gateway to a deployed party's samples: the kernel's, with the owner's limits and the party's vault."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hansa.core.budget import PrivateOp
 from hansa.core.errors import PartyError
-from hansa.core.gateway import Purpose, SampleGateway
+from hansa.core.gateway import SampleGateway
 from hansa.core.op import Op, Payload, unwrap
 from hansa.data.describe import Describe, over_columns
-from hansa.net.party.evaluations import evaluates
+from hansa.kernel.gateway import GuardedGateway
+from hansa.net.party.evaluations import Evaluations
 from hansa.net.party.policy import Policy
 from hansa.net.party.vault import PartyVault
 
 
-class OwnerGateway(SampleGateway):
-    """The samples of a party for one ask. Every reading is checked and recorded before the op sees a sample.
+@dataclass(frozen=True)
+class JobLedger:
+    """The readings of one job, recorded in the party's vault within the owner's quotas."""
 
-    `check` compares the ask with the owner's limits. `admit` records the quota of evaluations, the quota of readings of
-    ids, or the privacy budget in the vault at the first reading. It refuses a purpose that is not the op's: a plug-in
-    that reads test samples without being an evaluation would bypass the quota. `spent` is the job's epsilon after the
-    reading. Samples can be read after `open`, which names the ask for the vault, and before `close`: an op that keeps
-    the gateway reads nothing later.
-    """
+    vault: PartyVault
+    job: str
+    evaluations: Evaluations
+    matches: int
+
+    def charge(self, ask: str, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
+        return self.vault.charge(self.job, ask, op, n, payload)
+
+    def evaluate(self, ask: str) -> None:
+        self.vault.evaluate(self.job, ask, self.evaluations)
+
+    def match(self, ask: str) -> None:
+        self.vault.match(self.job, ask, self.matches)
+
+
+class OwnerGateway(GuardedGateway):
+    """The samples of a deployed party for one ask. `check` compares the ask with the owner's limits."""
 
     def __init__(self, samples: SampleGateway, policy: Policy, vault: PartyVault, job: str, op: Op,
                  payload: Payload) -> None:  # fmt: skip
-        super().__init__(samples._train, samples._test, samples.header, samples._before, samples.kinds, samples.table)
-        self._policy, self._vault, self._job, self._ask = policy, vault, job, ""
-        self._op, self._payload = op, payload
-        self._limits = policy.evaluate.under(policy.privacy.exists)
+        self._policy, self._limits = policy, policy.evaluate.under(policy.privacy.exists)
+        super().__init__(samples, JobLedger(vault, job, self._limits, policy.matches), op, payload)
         self.least = self._limits.min_samples or 0
-        self._open, self._recorded = False, False
-        self.spent: float | None = None
 
     def check(self, held_out: bool) -> None:
         """Raise a PartyError if the ask exceeds the owner's limits.
@@ -45,29 +59,3 @@ class OwnerGateway(SampleGateway):
         refused = refused or self._limits.refuses(op, self.tests) or policy.limits.refuses(op, self.n, payload)
         if refused is not None:
             raise PartyError(refused)
-
-    def open(self, ask: str) -> None:
-        """Begin the ask of this name, a hash of everything that the reply depends on."""
-        self._ask, self._open = ask, True
-
-    def admit(self, purpose: Purpose) -> None:
-        inner = unwrap(self._op)[1]
-        own: tuple[Purpose, ...] = ("train", "statistics", "match")
-        if evaluates(inner):
-            own = ("evaluate",)
-        elif inner.name == "describe":
-            own = ("describe",)
-        if not self._open or purpose not in own:
-            raise PartyError(f"{inner.name!r} may not read its samples for the purpose {purpose!r}")
-        if purpose == "match":
-            self._vault.match(self._job, self._ask, self._policy.matches)
-        if self._recorded:
-            return
-        if purpose == "evaluate":
-            self._vault.evaluate(self._job, self._ask, self._limits)
-        self.spent = self._vault.charge(self._job, self._ask, self._op, self.n, self._payload)
-        self._recorded = True
-
-    def close(self) -> None:
-        """End the ask: no further reading is admitted."""
-        self._open = False

@@ -64,6 +64,7 @@ TOML = """\
 # dp = false         # train only if the reply is differentially private (dp-sgd)
 # sigma = 0.3        # and has at least this noise multiplier
 # clip = [1e-6, 1e6] # and clips each sample's gradient to a norm in this range
+# discrete = false   # and adds noise in exact arithmetic: refuses local.mechanism = "float"
 # secure = false     # train only if the update is hidden in a secure sum
 # active = false     # and only with signed masks: a job's privacy.active alone would be the aggregator's word
 # declines = 20      # secure sums, over all jobs, that it may decline because of its values (each reveals a bit)
@@ -105,10 +106,11 @@ class Floor:
     """The table `[privacy]` of `party.toml`: the protection of replies that depend on training samples.
 
     `epsilon` is the party's budget over all jobs. With it, or with `dp`, the party accepts only dp-sgd with at least
-    `sigma` and a clip in the range `clip`; without epsilon and sigma, `dp` requires a sigma of 0.3. With `secure` it
-    accepts only ops that hide the reply in a secure sum. The aggregator chooses the kind of sum and its parties, so
-    `secure` protects against a curious aggregator that follows the protocol. Against a lying aggregator a party sets
-    `active`, so that it takes part only in masked sums with signatures, and pins the other parties (`peers`).
+    `sigma` and a clip in the range `clip`; without epsilon and sigma, `dp` requires a sigma of 0.3. With `discrete` it
+    accepts no noise in floating point, whose last bits may reveal something about a sample. With `secure` it accepts
+    only ops that hide the reply in a secure sum. The aggregator chooses the kind of sum and its parties, so `secure`
+    protects against a curious aggregator that follows the protocol. Against a lying aggregator a party sets `active`,
+    so that it takes part only in masked sums with signatures, and pins the other parties (`peers`).
 
     With any floor, no job takes test samples out of the training samples: the aggregator would choose which.
     Evaluations on separate test samples are hidden in a secure sum too. They need no noise, since they do not train.
@@ -122,6 +124,7 @@ class Floor:
     dp: bool = False
     sigma: float = 0.0
     clip: tuple[float, ...] = ()
+    discrete: bool = False
     secure: bool = False
     active: bool = False
     declines: int = DECLINES
@@ -140,6 +143,9 @@ class Floor:
             raise ConfigError(
                 f"clip must be a range of two positive numbers such as [0.1, 10.0], got {list(self.clip)}"
             )
+        if self.discrete and not self.private:
+            raise ConfigError("discrete applies to the noise of dp-sgd, which this party does not require; set "
+                              "epsilon, sigma or dp = true too")  # fmt: skip
         if self.clip and not self.private:
             raise ConfigError("clip applies to dp-sgd, which this party does not require; set epsilon, sigma or "
                               "dp = true too")  # fmt: skip
@@ -198,6 +204,8 @@ class Floor:
         if noise < least or noise == 0:
             return f"its policy requires a sigma of at least {least:g}, and the job has {noise:g}; set local.sigma"
         for part in parts(op):
+            if isinstance(part, DPSGD) and part.mechanism == "float" and self.discrete:
+                return "its policy requires discrete noise, and the job has local.mechanism = 'float'; leave it out"
             clip = part.clip if isinstance(part, DPSGD) else None
             if clip is not None and self.clip and not self.clip[0] <= clip <= self.clip[1]:
                 low, high = self.clip
