@@ -153,10 +153,22 @@ class Product:
         return Rounded(squares, lambda counts: _only(counts, left).t() @ _only(counts, right))
 
 
-def of_rows(held: Tensor, dtype: torch.dtype) -> Held:
+def of_rows(held: Tensor, dtype: torch.dtype, exact: bool = False) -> Held:
     """Gradients from stored ones [B, ...]."""
     scale, units = _scaled(held.to(dtype))
-    return Held(scale, torch.linalg.vector_norm(units, dim=1), units)
+    return Held(scale, _lengths(units, exact), units)
+
+
+def _lengths(units: Tensor, exact: bool) -> Tensor:
+    """The length of each row; for an exact sum, at least that, and the same bits however many rows there are.
+
+    A sum of floating-point squares may be rounded in another order if there are more rows. So entries are rounded up to
+    integers whose squares add up without error.
+    """
+    if not exact:
+        return torch.linalg.vector_norm(units, dim=1)
+    bits = min(20, (53 - units.shape[1].bit_length()) // 2)
+    return (units.abs() * 2.0**bits).ceil_().square_().sum(1).sqrt_().mul_((1 + 2.0**-50) * 2.0**-bits)
 
 
 def of_product(rows: Tensor, back: Tensor, dtype: torch.dtype, exact: bool = False) -> Held | Product:
@@ -167,11 +179,14 @@ def of_product(rows: Tensor, back: Tensor, dtype: torch.dtype, exact: bool = Fal
     of more than one term are stored.
     """
     (_, times, inner), outer = rows.shape, back.shape[2]
-    if 2 * times * times > inner * outer or (exact and times > 1):
+    if exact and times > 1:
+        held = [one.clone().t() @ row.clone() for one, row in zip(back, rows, strict=True)]  # see `apart`
+        return of_rows(torch.stack(held), dtype, exact)
+    if not exact and 2 * times * times > inner * outer:
         return of_rows(torch.bmm(back.transpose(1, 2), rows), dtype)
     (entered, units), (came, backs) = _scaled(rows.to(dtype)), _scaled(back.to(dtype))
     if times == 1:
-        length = torch.linalg.vector_norm(units, dim=1) * torch.linalg.vector_norm(backs, dim=1)
+        length = _lengths(units, exact) * _lengths(backs, exact)
     else:
         left, right = units.view(rows.shape), backs.view(back.shape)
         squared = (torch.bmm(left, left.transpose(1, 2)) * torch.bmm(right, right.transpose(1, 2))).sum((1, 2))
@@ -180,6 +195,15 @@ def of_product(rows: Tensor, back: Tensor, dtype: torch.dtype, exact: bool = Fal
         squared = squared.clamp(min=0.0) + terms * numbers.eps * parts.sum(1).square()
         length = (squared + times * times * terms * numbers.tiny).sqrt()
     return Product(entered * came, length, units, backs, times)
+
+
+def apart(batch: Tensor) -> list[Tensor]:
+    """The rows of a batch, each in memory of its own.
+
+    A matrix product may round differently for another number of rows, and for rows at another offset in memory. Rows
+    apart give the same bits in any batch.
+    """
+    return [row.clone() for row in torch.split(batch, 1)]
 
 
 def joined(each: Sequence[Gradients]) -> Gradients:

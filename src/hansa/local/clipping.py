@@ -13,6 +13,7 @@ take (a character without an embedding) adds zero: a failure would reveal that s
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from hansa.core import rng
 from hansa.core.objective import Objective
 from hansa.core.params import ParamSpec
 from hansa.core.stopping import go_on
-from hansa.kernel.clipped_sums import ROWS, Gradients, exact_sum, float_sum, joined, of_product, of_rows
+from hansa.kernel.clipped_sums import ROWS, Gradients, apart, exact_sum, float_sum, joined, of_product, of_rows
 from hansa.kernel.grid import Grid
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 
 ROOM = 2**26  # bytes of gradients stored at a time
 PROBE = 3  # samples for trying the methods on a model
+ROUNDING = {"linear", "conv2d", "cross_entropy", "binary_cross_entropy_with_logits", "tanh", "sigmoid", "gelu", "silu"}
+# Functions that move, select or compare numbers, or round each number by itself as IEEE 754 says: they give a sample
+# the same bits in any batch.
+ROW_WISE = {"__get__", "dim", "numel", "size", "__len__", "flatten", "unflatten", "view", "reshape", "squeeze",
+            "unsqueeze", "permute", "transpose", "contiguous", "relu", "max_pool2d", "add", "sub", "abs"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ class Layer:
             rows, back = F.unfold(entered, **self.patches).transpose(1, 2), back.flatten(2).transpose(1, 2)
         yield self.weight, of_product(rows, back, dtype, exact)
         if self.bias is not None:
-            yield self.bias, of_rows(back.sum(1), dtype)
+            total = torch.stack([one.sum(0) for one in back]) if exact and back.shape[1] > 1 else back.sum(1)
+            yield self.bias, of_rows(total, dtype, exact)
 
     def stored_if_exact(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether an exact sum stores gradients of the layer that a sum in floating point does not."""
@@ -72,11 +79,14 @@ class Way:
 
     By its `layers`, in the order of their calls, if they hold all parameters and no row of a batch affects another;
     else by vmap if `maps`; else one sample at a time. `works` is False if the model failed on the trial samples.
+    `splits` says that a backward pass over a batch can give each sample the bits that it has by itself: all functions
+    of the model that round are in `ROUNDING`, and can be called for one sample after another.
     """
 
     layers: tuple[Layer, ...] | None
     maps: bool
     works: bool = True
+    splits: bool = False
 
 
 _ways: weakref.WeakKeyDictionary[Objective, Way] = weakref.WeakKeyDictionary()
@@ -189,20 +199,23 @@ def _gradients(model: ModelPoint, way: Way, x: Tensor, y: Tensor, key: Tensor, a
 
 
 def _apart(model: ModelPoint, way: Way, x: Tensor, y: Tensor, keys: Tensor, lenient: bool) -> dict[str, Gradients]:
-    """The gradients of samples, each computed as if it were alone; `lenient` leaves out those that the model cannot take.
+    """The gradients of samples, each with the bits that it has alone.
 
-    The draws of a sample (dropout) depend on its key, not on its place in the batch.
+    `lenient` leaves out samples that the model cannot take. The draws of a sample (dropout) depend on its key, not on
+    its place in the batch.
     """
+    if way.layers is not None and way.splits:
+        with contextlib.suppress(IndexError):  # then the samples are tried one by one
+            return _by_layer(model, way.layers, x, y, keys[0], exact=True)
     each = []
-    for k in range(len(x)):
+    for one, target, key in zip(apart(x), apart(y), keys, strict=True):
         go_on()
-        one = slice(k, k + 1)
         try:
             if way.layers is not None:
-                each.append(_by_layer(model, way.layers, x[one], y[one], keys[k], exact=True))
+                each.append(_by_layer(model, way.layers, one, target, key, exact=True))
             else:
-                alone = _each(model, x[one], y[one], keys[one])
-                each.append({name: of_rows(held, model.wide) for name, held in alone.items()})
+                alone = _each(model, one, target, key.unsqueeze(0))
+                each.append({name: of_rows(held, model.wide, exact=True) for name, held in alone.items()})
         except IndexError:
             if not lenient:
                 raise
@@ -249,8 +262,9 @@ def _by_layer(model: ModelPoint, layers: Sequence[Layer], x: Tensor, y: Tensor, 
     nudges = [torch.zeros(len(x), *layer.output, dtype=dtype, device=x.device) for layer in layers]
 
     def total(nudges: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        with _Taps(names, nudges) as taps:
-            return model.losses(x, y, key).sum(), taps.entered
+        with _Taps(names, nudges, exact) as taps:
+            losses = model.losses(x, y, key)
+        return losses.sum(), taps.entered
 
     if model.stacked:
         backs, entered = torch.func.grad(total, has_aux=True)(nudges)
@@ -268,22 +282,38 @@ class _Taps(TorchFunctionMode):
     no other function uses a parameter and no code reads values of the data.
     """
 
-    def __init__(self, names: Mapping[int, str], nudges: Sequence[Tensor] | None = None) -> None:
+    def __init__(self, names: Mapping[int, str], nudges: Sequence[Tensor] | None = None, exact: bool = False) -> None:
         super().__init__()
-        self.names, self.nudges, self.only = names, nudges, True
+        self.names, self.nudges, self.exact, self.only, self.splits = names, nudges, exact, True, True
         self.entered: list[Tensor] = []
         self.layers: list[Layer] = []
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:  # fmt: skip
         keywords = dict(kwargs or {})
-        out = func(*args, **keywords)
+        name = getattr(func, "__name__", "")
+        self.splits &= name in ROUNDING or name in ROW_WISE
+        one_by_one = self.exact and name in ROUNDING
+        out = self._one_by_one(func, args, keywords) if one_by_one else func(*args, **keywords)
         if self.nudges is None:
             self._note(func, args, keywords, out)
         elif len(args) > 1 and id(args[1]) in self.names:
             self.entered.append(args[0].detach())
             return out + self.nudges[len(self.entered) - 1]
         return out
+
+    def _one_by_one(self, func: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Tensor:
+        """The results of a function for a batch, with the bits that each sample has by itself; see `apart`."""
+        count = len(args[0])
+        columns = []
+        for arg in args:
+            batched = isinstance(arg, Tensor) and arg.dim() > 0 and len(arg) == count and id(arg) not in self.names
+            columns.append(apart(arg) if batched else [arg] * count)
+        results = [func(*row, **keywords) for row in zip(*columns, strict=True)]
+        for result in results:
+            if result.requires_grad:
+                result.register_hook(torch.clone)  # what comes back is a row of a batch, too
+        return torch.cat(results)
 
     def _note(self, func: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any], out: Any) -> None:
         if isinstance(out, (bool, int, float)):  # shapes are allowed; reading a value of the data means a branch
@@ -323,8 +353,8 @@ def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
     except Exception:  # training will report the error
         _ways[objective] = Way(None, maps=True, works=False)
         return
-    layers = _layers(model, x, y, key, wanted)
-    _ways[objective] = Way(layers, layers is None and _maps(model, x, y, keys, wanted))
+    layers, splits = _layers(model, x, y, key, wanted)
+    _ways[objective] = Way(layers, layers is None and _maps(model, x, y, keys, wanted), splits=splits)
 
 
 def _maps(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor, wanted: Mapping[str, Tensor]) -> bool:
@@ -339,30 +369,32 @@ def _maps(model: ModelPoint, x: Tensor, y: Tensor, keys: Tensor, wanted: Mapping
 
 def _layers(
     model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, wanted: Mapping[str, Tensor]
-) -> tuple[Layer, ...] | None:
+) -> tuple[tuple[Layer, ...] | None, bool]:
     """The layers whose inputs and outputs give the per-sample gradients; None if they do not give those `wanted`.
+
+    Also whether the model can be split (`Way.splits`).
 
     Models with dropout are excluded: what is dropped would depend on how a batch is divided.
     """
     if model.objective.draws or model.objective.bf16:
-        return None
+        return None, False
     names = {id(weight): name for name, weight in model.weights.items()}
     try:
         with torch.no_grad(), _Taps(names) as taps:
             model.losses(x, y, key)
         used = [name for layer in taps.layers for name in (layer.weight, layer.bias) if name is not None]
         if not taps.only or sorted(used) != sorted(names.values()):
-            return None
+            return None, False
         gradients = _by_layer(model, taps.layers, x, y, key, exact=False)
         for name, rows in wanted.items():
             scale, length = gradients[name].scale, gradients[name].length
             computed = torch.stack([gradients[name].summed(one, None).view(rows.shape[1:]) for one in scale.diag()])
             lengths = torch.linalg.vector_norm(rows.flatten(1), dim=1)
             if not (_near(computed, rows) and _near(scale * length, lengths, slack=50)):
-                return None
+                return None, False
     except Exception:  # this method does not work for the model
-        return None
-    return tuple(taps.layers)
+        return None, False
+    return tuple(taps.layers), taps.splits
 
 
 def _near(computed: Tensor, wanted: Tensor, slack: float = 1.0) -> bool:
