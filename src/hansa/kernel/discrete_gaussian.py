@@ -153,9 +153,9 @@ def _table(sigma: float) -> _Table:
     blocks = max(2, math.ceil(REACH * sigma / 2**shift))
     edges = np.arange(blocks + 1, dtype=np.float64) * 2.0**shift
     heights = np.exp(-np.square(edges) / (2 * sigma * sigma))  # the largest of a block is that at its inner edge
-    c = float((SLOTS - blocks - 4) / heights[:-1].sum())
+    c = math.floor(16 * (SLOTS - blocks - 4) / float(heights[:-1].sum())) / 16  # few bits: the same on every machine
     slots = np.floor(c * heights[:-1] * (1 + MARGIN)).astype(np.int64) + 1
-    # Tail block k has at most 2^(k + 1) times less than the first needs: its height falls by more than half per block.
+    # The tail's proposals, 2^-(k + 1) for its block k, cover its heights, which fall by more than half per block.
     tail = math.floor(2 * c * float(heights[-1]) * 2.0 ** (tail_shift - shift) * (1 + MARGIN)) + 1
     spare = SLOTS - int(slots.sum()) - tail
     assert spare >= 0, "the slots of all blocks fit, since each rounds up by at most one"

@@ -215,7 +215,7 @@ def _apart(model: ModelPoint, way: Way, x: Tensor, y: Tensor, keys: Tensor, leni
                 each.append(_by_layer(model, way.layers, one, target, key, exact=True))
             else:
                 alone = _each(model, one, target, key.unsqueeze(0))
-                each.append({name: of_rows(held, model.wide, exact=True) for name, held in alone.items()})
+                each.append({name: of_rows(held, model.wide) for name, held in alone.items()})
         except IndexError:
             if not lenient:
                 raise
@@ -311,7 +311,7 @@ class _Taps(TorchFunctionMode):
             columns.append(apart(arg) if batched else [arg] * count)
         results = [func(*row, **keywords) for row in zip(*columns, strict=True)]
         for result in results:
-            if result.requires_grad:
+            if result.requires_grad and result.numel() > 1:
                 result.register_hook(torch.clone)  # what comes back is a row of a batch, too
         return torch.cat(results)
 
