@@ -166,7 +166,8 @@ def _lengths(units: Tensor, exact: bool) -> Tensor:
     integers whose squares add up without error.
     """
     if not exact:
-        return torch.linalg.vector_norm(units, dim=1)
+        lengths: Tensor = torch.linalg.vector_norm(units, dim=1)
+        return lengths
     bits = min(20, (53 - units.shape[1].bit_length()) // 2)
     return (units.abs() * 2.0**bits).ceil_().square_().sum(1).sqrt_().mul_((1 + 2.0**-50) * 2.0**-bits)
 
