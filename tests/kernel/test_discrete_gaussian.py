@@ -161,3 +161,56 @@ def test_bounds_of_the_exponential_enclose_it(exponent: Fraction) -> None:
 def test_a_sigma_that_cannot_be_drawn_is_refused(sigma: float) -> None:
     with pytest.raises(ConfigError, match="grid steps"):
         discrete_gaussian(sigma, b"", 1)
+
+
+@pytest.mark.parametrize("sigma", [0.125, 0.3, 1.0, 3.9, 4.1, 63.0, 65.0, 1000.0, 2.0**24, 2.0**37])
+def test_no_number_is_proposed_less_often_than_it_must_be_accepted(sigma: float) -> None:
+    """Bounds of acceptance are at most 1, and words that are accepted without a bound are below it; exactly."""
+    table = module._table(sigma)
+    assert len(table.block) == module.SLOTS and len(discrete_gaussian(sigma, b"s", 10)) == 10
+    width, twice = 1 << table.shift, 2 * Fraction(sigma) ** 2
+    for block, slots in enumerate(table.slots.tolist()):
+        assert np.count_nonzero(table.block == block) == slots
+        inner, outer = ((block + step) * width for step in (0, 1))
+        assert table.c * module._exp_bounds(inner * inner / twice, 30)[1] <= slots
+        least = table.c / slots * module._exp_bounds(outer * outer / twice, 30)[0]
+        assert int(table.sure[block]) <= least * 2**table.bits
+    reach, tail = len(table.slots) * width, module._tail_slots(table)
+    for k in range(40):
+        inner = reach + (k << table.tail_shift)
+        height = table.c * module._exp_bounds(inner * inner / twice, 30)[1]
+        assert height * 2 ** (k + 1) * (1 << table.tail_shift) <= tail * width
+    first = table.c * module._exp_bounds(reach * reach / twice, 30)[1] * 2 * (1 << table.tail_shift)
+    assert (tail - 1) * width <= first * (1 + Fraction(1, 2**30))  # and not much more often
+
+
+def test_doubtful_words_get_bits_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[bytes] = []
+
+    class Noted(module._Bits):
+        def __init__(self, key: bytes) -> None:
+            keys.append(key)
+            super().__init__(key)
+
+    monkeypatch.setattr(module, "_Bits", Noted)
+    monkeypatch.setattr(module, "DOUBT", 0.5)
+    discrete_gaussian(0.3, b"keys", 20_000)
+    assert len(keys) > 100
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_number_next_to_its_bound_is_decided_by_as_many_digits_as_it_takes() -> None:
+    """The first 600 bits of u are those of the bound, 1/3."""
+    table, third = module._table(1.0), Fraction(1, 3)
+    decided = {table._accepts(third, 0, module._Bits(bytes([k])), (1 << 600) // 3, 600) for k in range(20)}
+    assert decided == {True, False}
+    assert table._accepts(third, 0, module._Bits(b""), (1 << 600) // 3 - 1, 600)
+    assert not table._accepts(third, 0, module._Bits(b""), (1 << 600) // 3 + 1, 600)
+
+
+def test_a_stream_of_bits_is_the_same_however_it_is_taken() -> None:
+    one, other = module._Bits(b"k"), module._Bits(b"k")
+    whole = one.take(2000)
+    parts = [other.take(size) for size in (1, 7, 500, 92, 1400)]
+    assert whole == sum(part << at for part, at in zip(parts, (0, 1, 8, 508, 600), strict=True))
+    assert 900 < whole.bit_count() < 1100
