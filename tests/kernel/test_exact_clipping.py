@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hansa.core.errors import ConfigError
 from hansa.kernel.clipped_sums import Gradients, exact_sum, of_product, of_rows
+from hansa.kernel.discrete_gaussian import discrete_gaussian
 from hansa.kernel.grid import Grid
 
 SPECIAL = [0.0, 5e-324, 2.0**-1022, 1.4e-45, 1.7976931348623157e308, 3.4e38, math.inf, math.nan]
@@ -148,3 +149,60 @@ def test_a_grid_without_noise_or_bound_is_refused(fields: tuple[float, float, in
 def test_a_grid_that_would_be_too_coarse_is_refused(fields: tuple[float, float, int, int]) -> None:
     with pytest.raises(ConfigError, match="no grid is both"):
         Grid(*fields)
+
+
+@pytest.mark.parametrize("samples", [1, 2**20, 2**23, 2**30])
+def test_sums_of_all_samples_fit(samples: int) -> None:
+    grid = Grid(0.7, 1.0, 100, samples)
+    assert grid.longest * samples < 2**62
+    assert grid.shift >= 1
+    assert grid.longest * grid.fine > 0.7 * (1 - 2.0**-12)
+
+
+def test_a_sum_is_rounded_to_the_nearest_step_and_gets_the_noise_of_its_secret() -> None:
+    grid = Grid(0.7, 1.0, 6, 10)
+    whole = 1 << grid.shift
+    sums = torch.tensor([0, whole, whole // 2 - 1, whole // 2, -whole // 2 - 1, 7 * whole + whole // 3])
+    noise = discrete_gaussian(grid.noise, b"n", 6)
+    expected = torch.tensor([0, 1, 0, 1, -1, 7]) + torch.from_numpy(noise)
+    assert torch.equal(grid.released(sums, b"n") / grid.step, expected.double())
+
+
+def test_noise_that_covers_floating_point_sums_makes_up_for_their_rounding() -> None:
+    """Values that differ by up to the clip are covered, although rounding takes them further apart."""
+    grid = Grid(0.7, 1.0, 90_000, 1)
+    sums = {"a": torch.full((300, 200), 0.3), "b": torch.full((30_000,), -1e-9)}
+    drawn = grid.covered(sums, b"n")
+    wide = grid.noise * (1 + 2 * 300 * grid.step / 0.7)
+    assert wide > grid.noise * (1 + 2.0**-16)
+    for name, value in sums.items():
+        steps = (value.double() / grid.step).round().long()
+        noise = torch.from_numpy(discrete_gaussian(wide, b"n" + name.encode(), value.numel())).view(value.shape)
+        assert torch.equal(drawn[name] / grid.step, (steps + noise).double())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [3, 50, 3000])
+def test_squared_lengths_of_integers_are_never_too_small(seed: int, size: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    rows, back = (torch.randn(40, 1, entries, generator=draw, dtype=torch.float64) for entries in (size, 7))
+    factor = torch.full((40,), 2.0**38 / size, dtype=torch.float64)
+    held = of_rows(rows[:, 0], torch.float64)
+    product = of_product(rows, back, torch.float64, exact=True)
+    for gradients in (held, product):
+        rounded = gradients.rounded(factor)
+        for k, square in enumerate(rounded.squares.tolist()):
+            whole = rounded.summed(torch.arange(40) == k).flatten().tolist()
+            exact = sum(int(value) ** 2 for value in whole)
+            assert exact <= square <= exact * (1 + 1e-9)
+
+
+def test_lengths_for_exact_sums_are_bounds_and_do_not_depend_on_the_batch() -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(30, 401, generator=draw, dtype=torch.float64)
+    lengths = of_rows(rows, torch.float64, exact=True).length
+    for k in range(30):
+        unit = (rows[k] / rows[k].abs().max()).tolist()
+        exact = sum(Fraction(value) ** 2 for value in unit)
+        assert exact <= Fraction(float(lengths[k])) ** 2 <= exact * (1 + Fraction(1, 1000))
+        assert torch.equal(of_rows(rows[k : k + 1], torch.float64, exact=True).length, lengths[k : k + 1])
