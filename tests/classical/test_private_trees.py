@@ -30,7 +30,7 @@ def test_the_noise_has_sigma_times_the_largest_change_that_one_sample_makes() ->
     first = PrivateHistograms("logistic", 2, 1.0, 20, 1)
     party = party_of(data)
     numbers = []
-    for sigma in (1.0, 1e-9 + 0.05):
+    for sigma in (1.0, 1e-9 + 0.3):
         op = PrivateHistograms("logistic", 2, 1.0, 20, 1, sigma=sigma)
         replies = [PrivateHistograms(**{**vars(op), "ask": k}).run(party, payload, {})[0] for k in range(40)]
         numbers.append(np.stack([reply.tensors["sums"][0].numpy() for reply in replies]))
@@ -39,7 +39,7 @@ def test_the_noise_has_sigma_times_the_largest_change_that_one_sample_makes() ->
     for row, unit in enumerate((2.0**20, 2.0**20, 1.0)):
         assert (numbers[0][:, row] / unit).std(0).mean() == pytest.approx(deviation, rel=0.06)
         if unit > 1:  # counts are rounded to whole numbers after the noise
-            assert (numbers[1][:, row] / unit).std(0).mean() == pytest.approx(0.05 * deviation, rel=0.2)
+            assert (numbers[1][:, row] / unit).std(0).mean() == pytest.approx(0.3 * deviation, rel=0.2)
     # The sums of two tables that differ by one row differ by at most that much.
     less = party_of((data[0][:-1], data[1][:-1]))
     plain = [super(PrivateHistograms, first).run(p, payload, {})[0].tensors["sums"][0].numpy() for p in (party, less)]
@@ -70,7 +70,7 @@ def test_every_level_is_one_release_and_a_spent_budget_ends_the_training() -> No
         ({"cuts": "public", "span": (1.0, 0.0)}, "a lowest and a highest value"),
         ({"epsilon": 1.0}, "epsilon needs noise"),
         ({"cuts": "public", "span": (0.0, 1.0), "sigma": 1.0, "held_out": 0.1}, "must be left out"),
-        ({"cuts": "public", "span": (0.0, 1.0), "sigma": 0.001}, "sigma must be 0 or lie in 0.05"),
+        ({"cuts": "public", "span": (0.0, 1.0), "sigma": 0.001}, "sigma must be 0 or lie in 0.3"),
     ],
 )
 def test_settings_that_noise_does_not_cover_are_refused(fields: dict[str, Any], why: str) -> None:

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "metrics": {"core"},
     "artifacts": {"core"},
     "ui": {"core"},
-    "classical": {"core"},
+    "classical": {"core", "kernel"},
     "local": {"core", "kernel", "schedule"},
     "server": {"core", "fusion", "schedule"},
     "select": {"core", "local"},

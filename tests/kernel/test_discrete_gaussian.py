@@ -136,13 +136,13 @@ def test_no_number_depends_on_the_rounding_of_the_machines_arithmetic(
     monkeypatch.setattr(module, "_exp", lambda x: np.exp(x) * (1 + 2.0**-40))
     assert np.array_equal(discrete_gaussian(sigma, b"margin", 3000), fast)
     calls: list[int] = []
-    decide = module._Table._accepts
+    decide = module._Proposals._accepts
 
-    def counted(self: module._Table, *args: object) -> bool:
+    def counted(self: module._Proposals, *args: object) -> bool:
         calls.append(1)
         return decide(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module._Table, "_accepts", counted)
+    monkeypatch.setattr(module._Proposals, "_accepts", counted)
     monkeypatch.setattr(module, "DOUBT", 0.5)
     assert np.array_equal(discrete_gaussian(sigma, b"margin", 3000), fast)
     assert len(calls) > 20

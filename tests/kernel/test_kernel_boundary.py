@@ -28,7 +28,7 @@ CALLERS = {
     "secret_normal": {"local/solver.py"},
     "poisson_sample": {"local/solver.py"},
     "secret_uniform": {"secure/encoding.py"},
-    "discrete_gaussian": {"secure/encoding.py"},
+    "discrete_gaussian": {"classical/trees/private.py", "secure/encoding.py"},
     "renyi_epsilon": {"privacy/__init__.py", "privacy/accounting.py"},
     "exact_sum": {"local/clipping.py"},
     "GuardedGateway": {"net/party/gateway.py"},

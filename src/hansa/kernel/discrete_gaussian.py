@@ -66,7 +66,7 @@ def discrete_gaussian(sigma: float, secret: bytes, count: int) -> Integers:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _Proposals:
     """The proposals for one sigma.
 
     Block b holds the numbers m with b <= m / 2^shift < b + 1, and their mirror images -1 - m. `block` maps slots to
@@ -140,12 +140,12 @@ class _Table:
             u, length, digits = (u << 64) | bits.take(64), length + 64, digits + 20
 
 
-def _tail_slots(table: _Table) -> int:
+def _tail_slots(table: _Proposals) -> int:
     return int(np.count_nonzero(table.block == len(table.slots)))
 
 
 @functools.lru_cache(maxsize=64)
-def _table(sigma: float) -> _Table:
+def _table(sigma: float) -> _Proposals:
     if not SIGMAS[0] <= sigma <= SIGMAS[1]:
         raise ConfigError(f"discrete noise needs a sigma of {SIGMAS[0]:g} to {SIGMAS[1]:g} grid steps, got {sigma:g}")
     shift = max(0, math.ceil(math.log2(sigma / PER_SIGMA)))
@@ -163,8 +163,8 @@ def _table(sigma: float) -> _Table:
     least = c * heights[1:] / slots * (1 - MARGIN)
     sure = np.floor(least * 2.0 ** (64 - 17 - shift)).astype(np.uint64)
     log_factor = np.append(np.log(c / slots), [0.0, -np.inf])
-    return _Table(sigma, shift, Fraction(c), block, slots, np.append(sure, np.zeros(2, dtype=np.uint64)), log_factor,
-                  tail_shift)  # fmt: skip
+    sure = np.append(sure, np.zeros(2, dtype=np.uint64))
+    return _Proposals(sigma, shift, Fraction(c), block, slots, sure, log_factor, tail_shift)
 
 
 def _exp(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

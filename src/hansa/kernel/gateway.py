@@ -14,7 +14,7 @@ Purposes = tuple[Purpose, ...]
 TRAINING: Purposes = ("train", "statistics", "match")
 
 
-class Ledger(Protocol):
+class ReadingLedger(Protocol):
     """The record of what was read for one job. Each method raises a PartyError once its quota or budget is spent.
 
     An entry is on disk when the method returns. The same `ask` counts once.
@@ -47,7 +47,7 @@ class GuardedGateway(SampleGateway):
     which names the ask for the ledger, and before `close`: an op that keeps the gateway reads nothing later.
     """
 
-    def __init__(self, samples: SampleGateway, ledger: Ledger, op: Op, payload: Payload) -> None:
+    def __init__(self, samples: SampleGateway, ledger: ReadingLedger, op: Op, payload: Payload) -> None:
         super().__init__(samples._train, samples._test, samples.header, samples._before, samples.kinds, samples.table)
         self._ledger, self._op, self._payload, self._ask = ledger, op, payload, ""
         self._open, self._recorded = False, False

@@ -10,20 +10,21 @@ import numpy as np
 import torch
 
 from hansa.classical.trees.histograms import GradientHistograms
-from hansa.core import rng
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.kernel.discrete_gaussian import SIGMAS as LARGEST
+from hansa.kernel.discrete_gaussian import discrete_gaussian
 
 Array = np.ndarray[Any, Any]
-SIGMAS = (0.05, 1e6)
+SIGMAS = (0.3, 1e3)
 
 
 @register("private-histograms")
 @dataclass(frozen=True)
 class PrivateHistograms(GradientHistograms):
-    """As `gradient-histograms`, with Gaussian noise of `sigma` times the sensitivity on every number.
+    """As `gradient-histograms`, with discrete Gaussian noise of `sigma` times the sensitivity on every number.
 
     A sample is in one node of each tree of the ask and in one bin of each feature. There it adds at most 1 to the sum
     of gradients, 1/4 to that of second derivatives and 1 to the count. So a sample changes all sums of an ask together
@@ -61,10 +62,13 @@ class PrivateHistograms(GradientHistograms):
         sums = reply.tensors["sums"].numpy()
         trees = len(np.unique(payload["slots"][:, 0].cpu().numpy()))
         deviation = self.sigma * math.sqrt(trees * len(payload["features"]) * (1 + 1 / 16 + 1))
-        drawn = rng.secret_normal(party.private("tree sums", self.trees, self.ask), sums.size).numpy()
-        units = np.array([2.0**self.bits, 2.0**self.bits, 1.0])[None, :, None]
-        noisy = sums + np.rint(drawn.reshape(sums.shape) * (deviation * units)).astype(np.int64)
-        return Reply({"sums": torch.from_numpy(noisy)}), memory
+        if deviation * 2.0**self.bits > LARGEST[1]:
+            raise PartyError("private-histograms: the noise is too large for such fine numbers; lower sigma or bits")
+        secret = party.private("tree sums", self.trees, self.ask)
+        for place, steps in enumerate((2.0**self.bits, 2.0**self.bits, 1.0)):  # of a unit: gradients, curvature, counts
+            part = sums[:, place]
+            part += discrete_gaussian(deviation * steps, secret + bytes([place]), part.size).reshape(part.shape)
+        return Reply({"sums": torch.from_numpy(sums)}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {name: shape for name, shape in super().expects(payload).items() if name == "sums"}
