@@ -175,3 +175,29 @@ def test_trusted_and_public_samples_are_prepared_too(tmp_path: Path) -> None:
     assert len(result.history) == 2
     result = run(tmp_path, task={"public": "t.csv"}, algorithm="fedmd")
     assert len(result.history) == 2
+
+
+def test_weights_of_classes_are_named_by_their_labels(tmp_path: Path) -> None:
+    write(tmp_path, ("no", "yes"))
+    labels = {"labels": ["no", "yes"], "class_weight": {"yes": 3.0}}
+    named = run(tmp_path, task=labels)
+    numbered = run(tmp_path, task={**labels, "class_weight": {"1": 3.0}})
+    assert all(torch.equal(named.params[name], numbered.params[name]) for name in named.params)
+    with pytest.raises(ConfigError, match="class_weight: 'yess' is no class; did you mean 'yes'"):
+        run(tmp_path, task={**labels, "class_weight": {"yess": 3.0}})
+    with pytest.raises(ConfigError, match="names a class twice"):
+        run(tmp_path, task={**labels, "class_weight": {"yes": 3.0, "1": 2.0}})
+
+
+def test_groups_of_a_table_are_by_features_whose_values_the_user_knows(tmp_path: Path) -> None:
+    write(tmp_path)
+    ages = {"name": "accuracy", "by": "age", "edges": [34]}
+    for wrong in (ages, {"name": "accuracy", "by": "city"}, {"name": "accuracy", "by": 0, "groups": [0]}):
+        with pytest.raises(ConfigError, match="a table has groups by its features, and numbers are scaled"):
+            run(tmp_path, task={"party_test": 0.5}, run={"metrics": [wrong]})
+    options = {"name": "table", "min_count": 1, "columns": {"age": {"scale": "none"}}}
+    metrics = [ages, {"name": "accuracy", "by": "city=x", "groups": [0, 1]}]
+    line = run(tmp_path, task={"prepare": options, "party_test": 0.5}, run={"metrics": metrics}).history[-1]
+    assert set(line["accuracy_by_age"]) == {"below 34", "from 34"} and set(line["accuracy_by_city_x"]) == {"0", "1"}
+    with pytest.raises(ConfigError, match="a table has groups by its features"):  # in Python too
+        hansa.simulate(hansa.FedAvg(), parse(tree(party_test=0.5), folder=str(tmp_path)).build_task(), metrics=[ages])

@@ -13,7 +13,7 @@ from sklearn import metrics as sk
 
 import hansa
 from hansa.core.ask import Gathered
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, HansaError
 from hansa.core.op import Reply
 from hansa.metrics import Accuracy, FunctionMetric
 from hansa.metrics.evaluate import EvaluateMetrics
@@ -154,6 +154,20 @@ def test_a_function_of_the_users_own_is_a_mean_over_parties() -> None:
         weights=sizes,
     )
     assert line["roc_auc_score"] == pytest.approx(area)
+
+
+def worded(target: Any, predicted: Any) -> Any:
+    return "0.5"
+
+
+def listed(target: Any, predicted: Any) -> Any:
+    return [0.5, 0.5]
+
+
+@pytest.mark.parametrize("function", [worded, listed], ids=lambda f: f.__name__)
+def test_a_function_must_return_one_number(function: Any) -> None:
+    with pytest.raises(HansaError, match="must return one number, and returned"):
+        run(task(test=True), [function])
 
 
 def test_parties_of_one_class_have_no_area_of_their_own_and_count_in_that_of_all() -> None:

@@ -88,6 +88,17 @@ class ColumnTransformer(Preparation):
         options, dropped = parse_columns(self.columns)
         return [name for name in names if name not in dropped and (not self.only or name in options)]
 
+    def check_group(self, by: str | int) -> None:
+        """Refuse groups of test samples by a feature whose values the user cannot know: scaled numbers, positions."""
+        options, _ = parse_columns(self.columns)
+        unscaled = {name for name, one in options.items() if one.scale == "none"}
+        if isinstance(by, str) and ("=" in by or "#" in by or {by, by.rpartition(".")[0]} & unscaled):
+            return
+        raise ConfigError(
+            f"run.metrics: by = {by!r}: a table has groups by its features, and numbers are scaled; name a category, "
+            "as in by = 'sex=Female', or set bins or scale = 'none' for the column in task.prepare.columns"
+        )
+
     def asks(self, layout: TableLayout) -> list[str]:
         """The columns of which statistics must be learned from the parties; none if the user gives all numbers."""
         return [name for (name, kind), one in zip(layout.columns, self._options(layout), strict=True)

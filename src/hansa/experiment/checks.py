@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from hansa.core.algorithm import Algorithm, Problem
@@ -11,9 +12,11 @@ from hansa.core.federation import SumProtocol
 from hansa.core.op import unwrap
 from hansa.core.params import ParamSpec
 from hansa.core.weights import BALANCED, class_weights
+from hansa.data.column_transformer import ColumnTransformer
 from hansa.experiment.settings import Run
 from hansa.fusion import Fusion
 from hansa.local.finetune import FineTuning
+from hansa.metrics.metric import Metric
 from hansa.privacy import Privacy
 from hansa.transforms import ByLayer, Packed, Transform
 
@@ -52,6 +55,14 @@ def check_finetuning(algorithm: Algorithm, settings: FineTuning) -> None:
         raise ConfigError(
             f"run.finetune: {algorithm.name} trains no network that a party could train further; leave run.finetune out"
         )
+
+
+def check_groups(prepare: Any, metrics: Sequence[Metric]) -> None:
+    """Raise a ConfigError for metrics by a column that the preparation of a table makes unrecognisable."""
+    if isinstance(prepare, ColumnTransformer):
+        for metric in metrics:
+            if metric.by is not None:
+                prepare.check_group(metric.by)
 
 
 def check_pooled(algorithm: Algorithm, columns: bool, protected: bool) -> None:

@@ -27,6 +27,7 @@ from hansa.experiment.checks import (
     check_augmented,
     check_data,
     check_finetuning,
+    check_groups,
     check_pooled,
     check_weights,
 )
@@ -109,6 +110,7 @@ class TaskTable:
                 f"classes needs the loss 'cross_entropy', and loss is {self.loss!r}; leave one of them out"
             )
         if self.class_weight is not None:
+            object.__setattr__(self, "class_weight", self._numbered_weights())
             class_weights(self.class_weight)
         if self.sample_weight is not None and not self.parties:
             raise ConfigError(
@@ -128,6 +130,19 @@ class TaskTable:
         if self.models is not None:
             turn_of(self.models, list(self.assigned.values()) if isinstance(self.assigned, dict) else self.assigned,
                     0, lambda name, where: 0)  # fmt: skip
+
+    def _numbered_weights(self) -> Any:
+        """The weights of classes, with the names that `labels` lists replaced by their numbers."""
+        if not self.labels or not isinstance(self.class_weight, dict):
+            return self.class_weight
+        numbers = {label: str(k) for k, label in enumerate(self.labels)}
+        wrong = next((name for name in self.class_weight if name not in numbers and not str(name).isdecimal()), None)
+        if wrong is not None:
+            raise ConfigError(f"class_weight: {wrong!r} is no class{nearest(wrong, self.labels)}")
+        named = {numbers.get(name, name): weight for name, weight in self.class_weight.items()}
+        if len(named) < len(self.class_weight):
+            raise ConfigError("class_weight names a class twice: by its label and by its number")
+        return named
 
     @property
     def named_models(self) -> dict[str, str | dict[str, Any]]:
@@ -246,6 +261,7 @@ def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
         raise ConfigError("task.sample_weight: rows of a table (task.prepare) have no weights; use class_weight")
     check_weights(algorithm, task, protection, task.classes or 0)  # 0: not known yet
     check_finetuning(algorithm, run.finetune)
+    check_groups(task.prepare, run.metrics)
     check_augmented(algorithm, task.augment)
     if columns:
         if isinstance(task.prepare, ColumnTransformer):

@@ -85,13 +85,19 @@ class FunctionMetric(Metric):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # scikit-learn warns of what is undefined for one class
-                return float(loaded(self.function)(predictions.target.cpu().numpy(), given.cpu().numpy()))
+                value = loaded(self.function)(predictions.target.cpu().numpy(), given.cpu().numpy())
         except HansaError:
             raise
         except ValueError:  # undefined for these samples, as scikit-learn says it
             return None
         except Exception as error:  # the user's own function: its message may quote samples
             raise PartyError(f"the metric {self.function!r} failed: {type(error).__name__}") from error
+        try:
+            return None if value is None else float(value + 0)  # a text of a number is no number
+        except (TypeError, ValueError):
+            raise PartyError(
+                f"the metric {self.function!r} must return one number, and returned {type(value).__name__}"
+            ) from None
 
     def samples(self, counts: Tensor) -> float:
         if float(counts[1]) < 0 or abs(float(counts[0])) > MOST:

@@ -132,11 +132,13 @@ def tuned_rows(tuned: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def baseline_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """One row for each baseline: the metrics that the summary shows first."""
+    """One row for each baseline: its metrics over all parties, the usual ones first."""
     rows = []
     for name, metrics in summary.get("baselines", {}).items():
-        known = [m for m in FIRST if metrics.get(m) is not None]
-        rows.append((name, ", ".join(f"{m} {_number(metrics[m])}" for m in known) or "not measured"))
+        known = [m for m, value in metrics.items() if isinstance(value, float) and not m.startswith("party_")]
+        known.sort(key=lambda m: (m not in FIRST, m))
+        shown = [f"{m.replace('_', ' ')} {_number(metrics[m])}" for m in known]
+        rows.append((name, ", ".join(shown) or "not measured"))
     return rows
 
 

@@ -17,6 +17,7 @@ from hansa.core.task import Holdings, Task
 from hansa.data.apply_table import TablePlan
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.table_tasks import coded_task, column_count
+from hansa.experiment.checks import check_groups
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
 from hansa.run.exchanges import Exchanges
@@ -37,6 +38,7 @@ def prepare_table(algorithm: Algorithm, task: Task, run: Run, privacy: Privacy,
         return task, None
     if task.ids is not None:
         task.prepare.for_columns()
+    check_groups(task.prepare, run.metrics)
     before = column_count(task)
     task = coded_task(task)
     assert task.table is not None and isinstance(task.prepare, ColumnTransformer)
