@@ -12,7 +12,7 @@ import hansa
 from hansa.cli import new  # noqa: F401 (adds the command)
 from hansa.cli.app import app
 from hansa.core.errors import ConfigError, DataError
-from hansa.experiment.config import read
+from hansa.experiment.config import parse, read
 
 DRAWS = random.Random(1)
 
@@ -44,13 +44,15 @@ def test_the_file_runs_at_once_from_any_folder(kind: str, tmp_path: Path, monkey
     assert "hansa run plans/first.toml" in out
     text = (tmp_path / "plans" / "first.toml").read_text()
     assert 'file = "../data/patients.csv"' in text and 'target = "outcome"' in text
-    for guess in ('"patient_id": an id', '"site": text, with 2 different values', '"same": constant', "in 1 columns",
+    for guess in ('"patient_id": an id', 'prepare = "table"', "raw = true", '"same": constant', "in 1 columns",
                   "guessed by its name"):  # fmt: skip
         assert guess in text
     monkeypatch.chdir("/")
     experiment = read(tmp_path / "plans" / "first.toml")
     result = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
     assert result.summary["loss"] is not None
+    result.save(tmp_path / "run")
+    assert hansa.load(tmp_path / "run").feature_names == ["age", "site=A", "site=B", "score"]
     if kind == "classes":
         assert result.summary["accuracy"] > 0.6 and '2 different values ("healthy", "sick")' in text
     else:
@@ -71,6 +73,29 @@ def test_the_last_column_is_the_target_unless_told_otherwise(tmp_path: Path) -> 
         run(str(path), "--out", str(tmp_path / "2.toml"))
 
 
+def test_numbers_alone_need_no_table_and_dates_are_features(tmp_path: Path) -> None:
+    numbers, dates = tmp_path / "n.csv", tmp_path / "d.csv"
+    numbers.write_text("a,b,y\n" + "\n".join(f"{k},{k % 7},{k % 2}" for k in range(40)) + "\n")
+    rows = (f"2020-{k % 12 + 1:02}-{k % 28 + 1:02},name{k},NA,{k % 2}" for k in range(40))
+    dates.write_text("seen,name,empty,y\n" + "\n".join(rows) + "\n")
+    for path in (numbers, dates):
+        run(str(path), "--out", str(path.with_suffix(".toml")))
+    assert 'prepare = "standardise"' in numbers.with_suffix(".toml").read_text()
+    assert "raw" not in numbers.with_suffix(".toml").read_text()
+    text = dates.with_suffix(".toml").read_text()
+    assert '"name": text, with 40 different values' in text and 'drop = ["name", "empty"]' in text
+    task = read(dates.with_suffix(".toml")).build_task()
+    assert task.table is not None and task.table.columns == (("seen", "date"),)
+
+
+def test_a_data_set_that_is_a_table_has_the_usual_words_for_missing_values(tmp_path: Path) -> None:
+    table(tmp_path / "t.csv")
+    dataset = {"name": "csv-file", "file": "t.csv", "target": "outcome", "raw": True}
+    tree = {"task": {"dataset": dataset, "model": "logistic", "prepare": {"name": "table", "missing": ["A"]}}}
+    with pytest.raises(ConfigError, match=r"task.prepare.missing: the data set has read its table"):
+        parse(tree, folder=str(tmp_path)).build_task()
+
+
 @pytest.mark.parametrize(
     ("text", "more", "sentence"),
     [
@@ -81,7 +106,11 @@ def test_the_last_column_is_the_target_unless_told_otherwise(tmp_path: Path) -> 
         ("a,b\n1,2\n3,4\n", ["--target", "c"], "has no column 'c'"),
         ("a,b\n1,x\n2,\n", [], "the target 'b' is missing in some rows"),
         ("a,b\n1,x\n2,x\n", [], "has one value only"),
-        ("a,b\nx,0\ny,1\n", [], "no column but the target 'b' has numbers"),
+        (
+            "a,b\n" + "\n".join(f"name{k},{k % 2}" for k in range(40)) + "\n",
+            [],
+            "no column but the target 'b' could be",
+        ),
         ("a,b\n" + "\n".join(f"{k},name{k}" for k in range(40)) + "\n", [], "which are hardly classes"),
         ("1,2\n3,4\n", [], "numbers instead of column names"),
     ],

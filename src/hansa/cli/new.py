@@ -15,6 +15,7 @@ from hansa.cli.app import Json, app
 
 TARGETS = ("target", "label", "class", "y", "outcome", "diagnosis", "response")  # usual names of the target's column
 CLASSES = 20  # a target with at most this many different values is taken for classes
+CATEGORIES = 256  # a text with more different values is no feature, as the preparation "table" sees it
 MISSING = ("", "?", "nan")
 
 
@@ -35,6 +36,14 @@ class GuessedColumn:
         return all(_finite(value) for value in self.values)
 
     @property
+    def is_feature(self) -> bool:
+        """Whether the cells are numbers, dates, or texts of few kinds."""
+        from hansa.data.table import column_of, guess
+
+        few = len(self.values) <= min(CATEGORIES, max(CLASSES, len(self.cells) // 4))
+        return self.is_number or guess(column_of(self.cells)) != "text" or few
+
+    @property
     def is_whole(self) -> bool:
         return self.is_number and all(float(value).is_integer() for value in self.values)
 
@@ -44,7 +53,7 @@ class GuessedColumn:
             return "constant"
         if self.is_whole and len(self.values) == rows and "id" in self.name.lower().replace("-", "_").split("_"):
             return "an id"
-        return None if self.is_number else f"text, with {len(self.values)} different values"
+        return None if self.is_feature else f"text, with {len(self.values)} different values"
 
 
 @app.command()
@@ -126,18 +135,25 @@ def experiment_text(columns: list[GuessedColumn], target: tuple[GuessedColumn, s
     others = [column for column in columns if column is not wanted]
     dropped = {column.name: reason for column in others if (reason := column.reason_to_drop(rows)) is not None}
     if len(dropped) == len(others):
-        raise DataError(f"no column but the target {wanted.name!r} has numbers that could be features")
+        raise DataError(
+            f"no column but the target {wanted.name!r} could be a feature: each is constant, an id or a text"
+        )
+    raw = any(not column.is_number for column in others if column.name not in dropped)
     missing = sum(any(cell.lower() in MISSING for cell in column.cells) for column in others)
     parties = max(2, min(5, rows // 20))
     shown = ", ".join(map(json.dumps, sorted(values)[:4])) + (", ..." if len(values) > 4 else "")
     predicts = f'"classes"      # guessed: {len(values)} different values ({shown})' if classes else (
         '"numbers"      # guessed: many different numbers; "classes" would number its values'
     )  # fmt: skip
+    prepare = (
+        f'prepare = "table"      # scales numbers; one feature per category of a text; gaps in {missing} columns' if raw
+        else f'prepare = "standardise"      # scales features; missing values, in {missing} columns, become the mean'
+    )  # fmt: skip
     lines = [
         f"# {rows} rows, {len(others) - len(dropped)} features. Run it with: hansa run THIS_FILE",
         "[task]",
         *(['model = "logistic"      # or "2nn"; see: hansa models'] if classes else []),
-        f'prepare = "standardise"      # scales the features; missing values, in {missing} columns, become the mean',
+        prepare,
         "",
         "[task.dataset]",
         'name = "csv-file"',
@@ -146,6 +162,7 @@ def experiment_text(columns: list[GuessedColumn], target: tuple[GuessedColumn, s
         f"predicts = {predicts}",
         f"drop = {json.dumps(list(dropped))}      # columns that are no features, by guess:",
         *(f"#   {json.dumps(name)}: {reason}" for name, reason in dropped.items()),
+        *(["raw = true      # keep texts and dates, for prepare = \"table\""] if raw else []),
         "test = 0.2      # share of the rows in the central test set",
         "",
         "[partition]      # the file is divided among simulated parties",

@@ -10,11 +10,17 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
+from hansa.core.table_layout import TableLayout
+from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data, Dataset, stratified_split
 from hansa.data.party_files import check_header, column_of, csv_lines, features_of, numbers
+from hansa.data.table import Table
+from hansa.data.table import column_of as as_column
+from hansa.data.table_tasks import code_all
 
 SPLIT_SEED = 0
 
@@ -26,7 +32,8 @@ class CsvFile(Dataset):
 
     `file` is relative to the folder of the experiment. `predicts` says what the target is. `drop` lists columns that
     are no features. Classes are numbered in the order of their names. An empty cell or `?` is a missing feature. A
-    fixed share `test` of the rows (of each class the same share) is the central test set.
+    fixed share `test` of the rows (of each class the same share) is the central test set. With `raw` features may be
+    texts and dates too, for the preparation `table`.
     """
 
     file: str
@@ -34,6 +41,7 @@ class CsvFile(Dataset):
     predicts: Literal["classes", "numbers"] = "classes"
     drop: tuple[str, ...] = ()
     test: float = 0.2
+    raw: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.test < 1:
@@ -57,8 +65,7 @@ class CsvFile(Dataset):
         if not kept:
             raise DataError(f"{path}: no column is left as a feature; shorten drop")
         rows = [(where, cells) for where, cells in lines]
-        cut = [(where, [cells[place] for place in kept]) for where, cells in rows]
-        x = features_of(numbers(path, cut, [header[place] for place in kept], None))
+        x, layout = self._features(path, rows, {header[place]: place for place in kept})
         named = [(where, cells[at].strip()) for where, cells in rows]
         missing = next((where for where, cell in named if cell in ("", "?")), None)
         if missing is not None:
@@ -78,7 +85,20 @@ class CsvFile(Dataset):
         test = (x[held], targets[held]) if len(held) else None
         loss = "mse" if classes is None else "cross_entropy"
         columns = (self.target, *(header[place] for place in kept))
-        return Data(x[train], targets[train], test, None, None, classes, loss, columns)
+        return Data(x[train], targets[train], test, None, None, classes, loss, columns, layout)
+
+    def _features(self, path: Path, rows: list[tuple[str, list[str]]],
+                  kept: dict[str, int]) -> tuple[Tensor, TableLayout | None]:  # fmt: skip
+        """The features of the columns that are kept, by their places; with `raw` as rows of a table."""
+        if not self.raw:
+            cut = [(where, [cells[place] for place in kept.values()]) for where, cells in rows]
+            return features_of(numbers(path, cut, list(kept), None)), None
+        if not rows:
+            raise DataError(f"{path} has no rows below its header")
+        columns = {name: as_column(np.array([cells[place] for _, cells in rows], dtype=object))
+                   for name, place in kept.items()}  # fmt: skip
+        (x,), layout = code_all({str(path): Table(columns, len(rows), lambda row: rows[row][0])}, ColumnTransformer())
+        return x, layout
 
 
 def _as_number(name: str) -> tuple[float, str]:

@@ -22,6 +22,7 @@ from hansa.core.registry import Part, from_config, own_function
 from hansa.core.stored_rows import StoredRows, whole
 from hansa.core.table_layout import TableLayout
 from hansa.core.task import Pair, Task, tensor_of
+from hansa.data.cells import MISSING
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data, Dataset
 from hansa.data.partition import Iid, Natural, Partition
@@ -132,6 +133,11 @@ def _from_dataset(experiment: Experiment, data: Data | None) -> TaskData:
     """The samples of an experiment with a data set, divided among the parties."""
     table, trusted = experiment.task, None
     data = load_data(experiment) if data is None else data
+    if data.table is not None and isinstance(table.prepare, ColumnTransformer) and table.prepare.missing != MISSING:
+        raise ConfigError(
+            "task.prepare.missing: the data set has read its table with the usual words for a missing value; leave it "
+            "out, or give the table as files (task.parties)"
+        )
     if isinstance(table.trusted, int):
         data, trusted = set_aside(data, table.trusted, experiment.run.seed, "trusted")
     public = public_samples(experiment)
