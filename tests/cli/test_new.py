@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -88,10 +89,19 @@ def test_numbers_alone_need_no_table_and_dates_are_features(tmp_path: Path) -> N
     assert task.table is not None and task.table.columns == (("seen", "date"),)
 
 
+def test_texts_without_raw_are_refused_with_the_settings_for_them(tmp_path: Path) -> None:
+    table(tmp_path / "t.csv")
+    dataset = {"name": "csv-file", "file": "t.csv", "target": "outcome"}
+    tree = {"task": {"dataset": dataset, "model": "logistic", "prepare": "table"}}
+    with pytest.raises(DataError, match=r"line 2: site .* set raw = true in task.dataset, and task.prepare = 'table'"):
+        parse(tree, folder=str(tmp_path)).build_task()
+
+
 def test_a_data_set_that_is_a_table_has_the_usual_words_for_missing_values(tmp_path: Path) -> None:
     table(tmp_path / "t.csv")
     dataset = {"name": "csv-file", "file": "t.csv", "target": "outcome", "raw": True}
-    tree = {"task": {"dataset": dataset, "model": "logistic", "prepare": {"name": "table", "missing": ["A"]}}}
+    tree: dict[str, Any] = {"task": {"dataset": dataset, "model": "logistic"}}
+    tree["task"]["prepare"] = {"name": "table", "missing": ["A"]}
     with pytest.raises(ConfigError, match=r"task.prepare.missing: the data set has read its table"):
         parse(tree, folder=str(tmp_path)).build_task()
 

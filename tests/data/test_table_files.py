@@ -17,6 +17,7 @@ from hansa.core.table_layout import TableLayout
 from hansa.data.table import Table, guess
 from hansa.data.table_files import read_table, read_table_samples
 from hansa.experiment.config import parse
+from hansa.experiment.deployed import own_samples
 
 CSV = "age,city,seen,y\n31,Riga,2020-01-05,0\nNA,?,N/A,1\n44.5,Visby,2021-06-30T12:00,0\n-,null,,1\n"
 
@@ -201,3 +202,14 @@ def test_groups_of_a_table_are_by_features_whose_values_the_user_knows(tmp_path:
     assert set(line["accuracy_by_age"]) == {"below 34", "from 34"} and set(line["accuracy_by_city_x"]) == {"0", "1"}
     with pytest.raises(ConfigError, match="a table has groups by its features"):  # in Python too
         hansa.simulate(hansa.FedAvg(), parse(tree(party_test=0.5), folder=str(tmp_path)).build_task(), metrics=[ages])
+
+
+def test_a_file_may_be_listed_twice(tmp_path: Path) -> None:
+    write(tmp_path)
+    twice = {"parties": ["a.csv", "b.csv", "a.csv"], "test": "b.csv", "trusted": "b.csv"}
+    experiment = parse(tree(**twice), folder=str(tmp_path))
+    task = experiment.build_task()
+    assert torch.equal(task.parties[0][0].nan_to_num(-1), task.parties[2][0].nan_to_num(-1))
+    assert task.test is not None and torch.equal(task.test[0], task.parties[1][0])
+    own, _ = own_samples(experiment)
+    assert torch.equal(own["test"][0], own["trusted"][0])

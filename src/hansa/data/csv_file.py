@@ -92,7 +92,11 @@ class CsvFile(Dataset):
         """The features of the columns that are kept, by their places; with `raw` as rows of a table."""
         if not self.raw:
             cut = [(where, [cells[place] for place in kept.values()]) for where, cells in rows]
-            return features_of(numbers(path, cut, list(kept), None)), None
+            try:
+                return features_of(numbers(path, cut, list(kept), None)), None
+            except DataError as error:
+                wanted = "set raw = true in task.dataset, and task.prepare"
+                raise DataError(str(error).replace("set task.prepare", wanted)) from None
         if not rows:
             raise DataError(f"{path} has no rows below its header")
         columns = {name: as_column(np.array([cells[place] for _, cells in rows], dtype=object))

@@ -7,10 +7,9 @@ from typing import Any
 from hansa.core.errors import DataError, HansaError
 from hansa.core.stored_rows import whole
 from hansa.data.column_transformer import ColumnTransformer
-from hansa.data.table_tasks import code_all
 from hansa.experiment.config import Experiment
 from hansa.experiment.settings import Run
-from hansa.experiment.tasks import load_data, public_samples, read_files, read_tables, set_aside
+from hansa.experiment.tasks import code_files, load_data, public_samples, read_files, read_tables, set_aside
 
 # Settings of a run that apply to simulations only.
 SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds", "baselines")
@@ -65,8 +64,7 @@ def _tables(experiment: Experiment, prepare: ColumnTransformer) -> dict[str, Any
     if not files:
         return known
     own = read_tables(experiment, list(files.values()))
-    rows, layout = code_all({place: features for place, features, _ in own}, prepare)
-    pairs = [(x, y) for x, (_, _, y) in zip(rows, own, strict=True)]
+    pairs, layout = code_files(own, prepare)
     return {**known, **dict(zip(files, pairs, strict=True)), "table": layout.tree()}
 
 

@@ -82,8 +82,7 @@ def _from_tables(experiment: Experiment, prepare: ColumnTransformer) -> TaskData
     own += [("public", str(table.public))] if table.public is not None else []
     central = read_tables(experiment, [name for _, name in own])
     everything = [*tables, *central]
-    rows, layout = code_all({place: features for place, features, _ in everything}, prepare)
-    pairs = [(x, y) for x, (_, _, y) in zip(rows, everything, strict=True)]
+    pairs, layout = code_files(everything, prepare)
     targets = [y for _, y in pairs[: len(tables)]]
     counted = len(table.labels) or table.classes or _classes(table, table.parties, targets)
     loss, classes = loss_and_classes(table.loss, counted)
@@ -93,6 +92,15 @@ def _from_tables(experiment: Experiment, prepare: ColumnTransformer) -> TaskData
     header = (table.target or "", *(name for name, _ in layout.columns))
     return TaskData(pairs[: len(tables)], names, kinds.get("test"), kinds.get("trusted"), loss, classes,
                     kinds.get("public"), header, layout)  # fmt: skip
+
+
+def code_files(files: Sequence[tuple[str, Table, Any]],
+               prepare: ColumnTransformer) -> tuple[list[Pair], TableLayout]:  # fmt: skip
+    """The coded rows and targets of files, each with its place; a file may be listed twice."""
+    by_place = {place: features for place, features, _ in files}
+    rows, layout = code_all(by_place, prepare)
+    coded = dict(zip(by_place, rows, strict=True))
+    return [(coded[place], y) for place, _, y in files], layout
 
 
 def read_tables(experiment: Experiment, files: Sequence[str]) -> list[tuple[str, Table, Any]]:
