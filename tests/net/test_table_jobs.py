@@ -157,6 +157,38 @@ def test_a_declared_kind_is_checked_at_the_party_without_a_value(found: Callable
     assert "its column 'age' does not hold numbers" in told and "secret-value" not in told
 
 
+def test_a_party_whose_classes_have_another_order_declines(found: Callable[..., League], tmp_path: Path) -> None:
+    league, paths = found(parties=("a", "b", "c")), files(tmp_path)
+    for name, path in zip("abc", paths, strict=True):
+        labels = ("yes", "no") if name == "c" else ("no", "yes")
+        league.join(name, read_samples(str(path), "sick", labels=labels))
+    job = {**tree(paths), "run": {"rounds": 1, "deadline": 60.0, "quorum": 0.5}}
+    ended = league.ended(league.submit(job, min_parties=3))
+    assert ended["status"] == "finished", ended["reason"]
+    assert "its classes (hansa join --labels) have other names, or another order" in ended["rounds"][-1]["missing"]["c"]
+
+
+def test_an_augmented_table_job_gives_the_reference_s_bits(
+    found: Callable[..., League], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "table_augment.py").write_text("def shift(sample, key):\n    return sample + (key % 5) / 10\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    paths, league, name = files(tmp_path), found(), "table_augment:shift"
+    for party, path in zip(PARTIES, paths, strict=True):
+        league.join(party, read(path), policy=f'functions = ["{name}"]\n')
+    job = tree(paths)
+    plain, job["task"] = parse(tree(paths)), {**job["task"], "augment": name}
+    ended = league.ended(league.submit(job, min_parties=3))
+    assert ended["status"] == "finished", ended["reason"]
+    experiment = parse(job)
+    with_it, without = (
+        hansa.simulate(one.algorithm, one.build_task(), **one.settings()).saved_model() for one in (experiment, plain)
+    )
+    deployed = tensors(league.model(ended["id"])["params"])
+    assert all(torch.equal(one, other) for one, other in zip(deployed, tensors(with_it["params"]), strict=True))
+    assert not all(torch.equal(one, other) for one, other in zip(deployed, tensors(without["params"]), strict=True))
+
+
 def test_jobs_without_a_table_refuse_texts_and_table_jobs_refuse_arrays(found: Callable[..., League],
                                                                        tmp_path: Path) -> None:  # fmt: skip
     league, paths = found(parties=("a", "b")), files(tmp_path)
@@ -187,7 +219,7 @@ def test_an_aggregator_cannot_change_a_job_s_table_to_ask_about_values(tmp_path:
     worker = Worker(store, preparer(read(files(tmp_path)[0])))
 
     def answer(missing: list[str]) -> Reply | str:
-        table = {"columns": [["age", "number"], ["city", "text"]], "missing": missing}
+        table = {"columns": [["age", "number"], ["city", "text"]], "missing": missing, "labels": []}
         task = {"model": None, "dtype": "float64", "shape": [2], "outputs": 2, "loss": "mse", "classes": None,
                 "party_test": 0.0, "seed": 0, "bf16": False, "prepared": True, "table": table}  # fmt: skip
         message = {"op": op_config(TableMagnitudes()), "payload": {"features": [[0, ""]]}, "round": 0}

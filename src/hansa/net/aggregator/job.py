@@ -187,7 +187,8 @@ class Job:
         if asked := prepare.asks(layout):
             experiment.privacy.check_sums(experiment.algorithm, ", ".join(asked[:5]))
         names, shape = self.runtime.parties, (len(layout.columns),)
-        self._table = {"columns": layout.tree(), "missing": list(prepare.missing)}
+        self._table = {"columns": layout.tree(), "missing": list(prepare.missing),
+                       "labels": list(experiment.task.labels)}  # fmt: skip
         self.runtime.task = self._shared_task(None, shape, loss, classes, ())
         known = Known(len(names), names, shape, classes)
         known.table = layout

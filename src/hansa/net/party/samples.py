@@ -41,7 +41,8 @@ class PartySamples(NamedTuple):
     """A party's samples: training set, its own test set, and the column names of a CSV file.
 
     With ids, the sets are `TableRows`, which may have no labels. `tables` are the features of both sets as tables; then
-    columns of texts and dates are NaN in the sets, and `kinds` has the kinds of all columns.
+    columns of texts and dates are NaN in the sets, and `kinds` has the kinds of all columns. `labels` are the classes
+    of targets that are texts, in order.
     """
 
     train: StoredSamples | TableRows
@@ -49,6 +50,7 @@ class PartySamples(NamedTuple):
     header: Header = ()
     tables: tuple[Table, Table | None] | None = None
     kinds: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
@@ -70,7 +72,7 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
         raise ConfigError("--weights: jobs over columns (--ids) do not use weights of samples; leave one of them out")
     tables = is_table_file(Path(reference)) and (test is None or is_table_file(Path(test)))
     if tables and ids is None and weights is None:
-        return _read_tables(reference, target, test, labels)
+        return _read_tables(reference, target, test, labels)._replace(labels=tuple(labels))
     if labels:
         raise ConfigError(
             "--labels lists the classes of a table's target (CSV or Parquet, without --ids and --weights); leave it out"
@@ -277,7 +279,7 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
     """
 
     def prepare(number: int, task: dict[str, Any], device: str) -> Party:
-        train, test, header, tables, kinds = PartySamples(*samples)
+        train, test, header, tables, kinds, labels = PartySamples(*samples)
         weights = TableRows(*train).weights
         if weights is not None and task and ("shapes" in task or task.get("weighs") is False):
             raise PartyError("its samples have weights (hansa join --weights), which this job's method does not use")
@@ -288,7 +290,7 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         objective = task_objective(task, device, parameters)  # first: a party with another base reads no sample
         train, test = _labelled(train), None if test is None else _labelled(test)
         if "table" in task:
-            return table_party(number, task, objective, train[1], None if test is None else test[1], tables)
+            return table_party(number, task, objective, train[1], None if test is None else test[1], tables, labels)
         for column, kind in zip(header[1:], kinds, strict=False):
             if kind in ("text", "date"):
                 raise PartyError(f"its column {column[:40]!r} holds {kind}s; set task.prepare = 'table'")

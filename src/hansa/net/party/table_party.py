@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hansa.core.augment import check_augment
 from hansa.core.errors import DataError, PartyError
 from hansa.core.gateway import SampleGateway, Samples
 from hansa.core.objective import Objective
@@ -17,22 +20,30 @@ from hansa.core.table_layout import TableLayout
 from hansa.core.task import Known, check_outputs, fit_targets
 from hansa.data.cells import missing_words
 from hansa.data.table import Table
-from hansa.experiment.tasks import hold_out_one
+from hansa.experiment.tasks import hold_out_one, make_augment
 
 log = logging.getLogger("hansa.net")
 
 
 def table_party(number: int, task: dict[str, Any], objective: Objective, y: Tensor, test_y: Tensor | None,
-                tables: tuple[Table, Table | None] | None) -> Party:  # fmt: skip
+                tables: tuple[Table, Table | None] | None, labels: Sequence[str]) -> Party:  # fmt: skip
     """The party of a job over tables: its rows are coded as the job's layout says, until they are prepared.
 
-    A PartyError names a column that is missing or of another kind, without a value of it.
+    A PartyError names a column that is missing or of another kind, without a value of it. `labels` are the classes of
+    the party's targets, if they are texts: a job that numbers other classes is refused.
     """
     if tables is None:
         raise PartyError("its samples are no table with named columns, which this job prepares")
     tree = task["table"]
-    if not isinstance(tree, dict) or not isinstance(tree.get("missing"), list):
-        raise DataError("malformed task: expected the columns of a table, and the words for a missing value")
+    if not isinstance(tree, dict) or not all(isinstance(tree.get(name), list) for name in ("missing", "labels")):
+        raise DataError(
+            "malformed task: expected the columns of a table, the words for a missing value, and the names of classes"
+        )
+    if labels and tree["labels"] and tree["labels"] != list(labels):
+        raise PartyError(
+            "its classes (hansa join --labels) have other names, or another order, than task.labels of the job; both "
+            "must be the same"
+        )
     layout, words = TableLayout.of(tree.get("columns")), missing_words(map(str, tree["missing"]))
     coded = [None if table is None else _coded(table, layout, words) for table in tables]
     assert coded[0] is not None
@@ -55,10 +66,14 @@ def table_party(number: int, task: dict[str, Any], objective: Objective, y: Tens
     if objective.module is not None:
         sample = torch.zeros(1, *known.shape, dtype=objective.dtype, device=objective.device)
         check_outputs(objective, sample, task["classes"])
+    augment = make_augment(task.get("augment"), os.getcwd())
+    if augment is not None:
+        check_augment(augment, torch.zeros(1, *known.shape, dtype=objective.dtype, device=objective.device))
     public = known.publish(*public_of(task["public"]), objective, False) if "public" in task else None
     texts = {code: text for one in coded if one is not None for code, text in one[1].items()}
     table = TableLayout(layout.columns, texts)
-    return Party(number, objective, SampleGateway(held, own, table=table), task["seed"], public=public)
+    return Party(number, objective, SampleGateway(held, own, table=table), task["seed"], public=public,
+                 augment=augment)  # fmt: skip
 
 
 def _coded(table: Table, layout: TableLayout, words: frozenset[str]) -> tuple[Tensor, dict[int, str]]:
