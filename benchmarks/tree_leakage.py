@@ -60,13 +60,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500, help="rows of each of the two parties")
     parser.add_argument("--trees", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     given = parser.parse_args()
     (x, y), _, _ = adult(given.adult)
-    for name, fields in SETTINGS.items():
+    for name in given.settings:
         lines = []
         for seed in range(given.seeds):
             drawn = np.random.default_rng([seed, 0]).permutation(len(y))[: 4 * given.rows]
-            lines.append(measured(x[drawn], y[drawn], given.rows, given.trees, seed, **fields))
+            lines.append(measured(x[drawn], y[drawn], given.rows, given.trees, seed, **SETTINGS[name]))
         means = {key: round(statistics.mean(line[key] for line in lines), 4) for key in lines[0]}
         bounds = {f"{key} bound": round(upper_bound([line[key] for line in lines]), 4)
                   for key in ("holder", "informed", "member")}  # fmt: skip
