@@ -8,7 +8,7 @@ number of rows, drawn without replacement and divided at random. For the aggrega
 - rebuilt: the share of a party's rows that its own messages show completely: the bin of all 14 columns and the class;
   and that of all rows in the sums over both parties. Of the rows that the attack names, the share that exist.
 - holder: the AUC with which the messages tell which party holds a row. Under masks these are the masked messages.
-- informed: the same from the sums alone, by an attacker that knows the holders of half of the rows.
+- informed: the same from the sums alone, by an attacker that knows the holders of a share `--known` of the rows.
 - member: the AUC with which the sums tell the parties' rows from other rows of the data set.
 
 The bound of a mean over seeds is one-sided: mean + t s / sqrt(n), with the 95% quantile of Student's t.
@@ -38,14 +38,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def measured(x: Any, y: Any, rows: int, trees: int, seed: int, **fields: Any) -> dict[str, float]:
+def measured(x: Any, y: Any, rows: int, trees: int, seed: int, share: float, **fields: Any) -> dict[str, float]:
     """The attack's success in one run: 2 x `rows` rows of two parties, and as many others."""
     both, owner = 2 * rows, np.arange(2 * rows) // rows
     parts = [(x[:rows], y[:rows]), (x[rows:both], y[rows:both])]
     attack, tap = boosted(parts, trees, max_depth=6, bins=64, **fields)
     own = [attack.success(tap.parties[party], *parts[party]) for party in (0, 1)]
     union = attack.success(tap.sums, x[:both], y[:both])
-    known = np.random.default_rng([seed, 1]).random(both) < 0.5
+    known = np.random.default_rng([seed, 1]).random(both) < share
     informed = attack.informed_scores(tap.sums, x[:both], y[:both], owner, known)
     return {"rebuilt": statistics.mean(share for share, _ in own), "exist": min(right for _, right in own),
             "rebuilt from sums": union[0], "exist of sums": union[1],
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500, help="rows of each of the two parties")
     parser.add_argument("--trees", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--known", type=float, default=0.5, help="share of the rows whose holders the attacker knows")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     given = parser.parse_args()
     (x, y), _, _ = adult(given.adult)
@@ -67,7 +68,7 @@ def main() -> None:
         lines = []
         for seed in range(given.seeds):
             drawn = np.random.default_rng([seed, 0]).permutation(len(y))[: 4 * given.rows]
-            lines.append(measured(x[drawn], y[drawn], given.rows, given.trees, seed, **SETTINGS[name]))
+            lines.append(measured(x[drawn], y[drawn], given.rows, given.trees, seed, given.known, **SETTINGS[name]))
         means = {key: round(statistics.mean(line[key] for line in lines), 4) for key in lines[0]}
         bounds = {f"{key} bound": round(upper_bound([line[key] for line in lines]), 4)
                   for key in ("holder", "informed", "member")}  # fmt: skip
