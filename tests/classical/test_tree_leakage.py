@@ -53,7 +53,7 @@ def test_masked_messages_show_no_row_and_their_sums_show_rows_of_all_parties_tog
 
 
 @pytest.mark.parametrize("field", ["min_rows", "min_samples"])
-def test_a_minimum_count_keeps_whole_rows_from_being_rebuilt_from_sums(field: str) -> None:
+def test_a_minimum_count_leaves_few_rows_to_rebuild_from_sums(field: str) -> None:
     attack, tap, x, y = run(0, 10, secure=False, max_depth=6, **{field: 20})
     assert attack.success(tap.sums, x[: 2 * ROWS], y[: 2 * ROWS])[0] < 0.02
 

@@ -30,7 +30,7 @@ from hansa.secure.masking_ops import SecureMasked
 from hansa.sim import runtime
 
 Array = np.ndarray[Any, Any]
-SUBSETS = 16  # rows of a node whose subsets are tried
+SUBSETS = 32  # rows of a node whose subsets are tried, from two halves (Horowitz and Sahni 1974)
 
 
 @dataclass(frozen=True)
@@ -136,19 +136,21 @@ class Attack:
         if len(here) != total or not 0 < total <= SUBSETS:
             return  # some gradients of the node are not known
         keys = np.array(sorted(here), dtype=np.int64)
-        totals = np.zeros((1, 2), dtype=np.int64)
-        for pair in keys:
-            totals = np.concatenate([totals, totals + pair])  # subset k holds the rows of the bits of k
-        mixed = totals[:, 0] * 2**20 + totals[:, 1]  # one number for both, which may wrap around
-        order = np.argsort(mixed, kind="stable")
+        mixed = keys[:, 0] * 2**20 + keys[:, 1]  # one number for both sums
+        half = len(keys) // 2
+        low, high = _subset_sums(mixed[:half]), _subset_sums(mixed[half:])
+        order = np.argsort(high, kind="stable")
         for feature, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
             for at in (np.flatnonzero(count[begin:end] > 1) + begin).tolist():
-                wanted = g[at] * 2**20 + h[at]
-                low, high = (int(np.searchsorted(mixed, wanted, side, sorter=order)) for side in ("left", "right"))
-                subsets = [int(k) for k in order[low:high] if int(k).bit_count() == count[at]]
-                if len(subsets) == 1:
+                rest = g[at] * 2**20 + h[at] - low
+                left, right = (np.searchsorted(high, rest, side, sorter=order) for side in ("left", "right"))
+                found = np.flatnonzero(right > left)
+                if len(found) != 1 or right[found[0]] - left[found[0]] != 1:
+                    continue
+                members = int(found[0]) | int(order[left[found[0]]]) << half
+                if members.bit_count() == count[at]:
                     for k, (one, two) in enumerate(keys.tolist()):
-                        if subsets[0] >> k & 1:
+                        if members >> k & 1:
                             self._note(known, (one, two), feature, at - begin)
 
     def _note(self, known: dict[tuple[int, int], list[int]], key: tuple[int, int], feature: int, bin: int) -> None:
@@ -156,11 +158,11 @@ class Attack:
         row[feature] = bin if row[feature] in (-1, bin) else -2
 
     def success(self, view: Sequence[Seen], x: Any, y: Any) -> tuple[float, float]:
-        """The share of rows that the view rebuilds to the bin, and of rebuilt rows the share that exist."""
+        """The share of rows that the view rebuilds to the bin, and of rebuilt rows the share that exist (1 of none)."""
         true = [(*row, int(label)) for row, label in zip(self.bins.codes(x).T.tolist(), y, strict=True)]
         found = self.rebuilt(view)
         right = found & set(true)
-        return sum(row in right for row in true) / len(true), len(right) / max(1, len(found))
+        return sum(row in right for row in true) / len(true), len(right) / len(found) if found else 1.0
 
     def evidence(self, view: Sequence[Seen], x: Any, y: Any) -> Array:
         """For each message [messages, rows]: does it hold the row? Between -1 (no) and 1 (yes), a mean over features.
@@ -207,6 +209,14 @@ class Attack:
                 if all(len(side) for side in sides):
                     scores[rows] += says[line, rows] * (sides[0].mean() - sides[1].mean())
         return scores
+
+
+def _subset_sums(numbers: Array) -> Array:
+    """The sums of all subsets: subset k has the numbers of the bits of k."""
+    sums = np.zeros(1, dtype=np.int64)
+    for number in numbers:
+        sums = np.concatenate([sums, sums + number])
+    return sums
 
 
 def auc(scores: Array, positive: Array) -> float:
