@@ -35,11 +35,11 @@ def test_results_are_one_line_and_a_table(results: Results) -> None:
 
 def test_results_plot_any_picture_of_their_report_by_its_name(results: Results) -> None:
     names = results.pictures
-    assert names[:3] == ["final", "accuracy-rounds", "loss-rounds"] and "partition-1" in names
+    assert names[:4] == ["final", "parties", "accuracy-rounds", "loss-rounds"] and "partition-1" in names
     for name in names:
         assert isinstance(results.plot(name), Drawing), name  # which a notebook shows
     assert results.plot().axes[0].get_ylabel() == "accuracy, %"
-    with pytest.raises(ConfigError, match=r"no picture 'accuracy'; it has: final, accuracy-rounds"):
+    with pytest.raises(ConfigError, match=r"no picture 'accuracy'; it has: final, parties, accuracy-rounds"):
         results.plot("accuracy")
 
 

@@ -81,7 +81,9 @@ def check_same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> 
     if before.get("data") != now["data"] and not force:
         raise ConfigError("the data are not those this run was begun with; use --force (force=True) to continue anyway")
     # A run of an earlier version has no settings that came later, and the names of parts that have become tables.
-    before = {"code": now["code"], **before, "run": run_settings(fill(Run, before["run"], where="run"))}
+    # The code of a script is not recorded, and a resumed run may import the script as a module.
+    code = {**now["code"], **{name: old for name, old in before.get("code", {}).items() if name in now["code"]}}
+    before = {**before, "code": code, "run": run_settings(fill(Run, before["run"], where="run"))}
     for part, changeable in (("plan", ()), ("algorithm", ()), ("adversary", ()), ("privacy", ()), ("code", ()),
                              ("run", CHANGEABLE)):  # fmt: skip
         old, new = (_fields(json.loads(json.dumps(record.get(part, []), sort_keys=True))) for record in (before, now))
