@@ -42,7 +42,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 .DELETE_ON_ERROR:
 .PHONY: help setup extras hooks surface docs demo demo-net test test-all test-gpu lint chaos power weather dst day load fuzz mutants audit release \
   bench bench-peers \
-  bench-fusion bench-deploy bench-secure bench-dp bench-paillier privacy-figures lock clean
+  bench-fusion bench-deploy bench-secure bench-dp bench-paillier bench-psi privacy-figures lock clean
 
 help:
 	@echo "make demo    set up .venv and run the demonstration (arguments: DEMO_ARGS=...)"
@@ -52,7 +52,7 @@ help:
 	@echo "make test-gpu  set up .venv and run the tests that need an NVIDIA GPU"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill the aggregator and parties at random moments and check the results (KILLS=$(KILLS) SEED=$(SEED))"
-	@echo "make fuzz    fuzz every parser of untrusted bytes and the HTTP routes (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU time, JOBS=$(JOBS) in parallel)"
+	@echo "make fuzz    fuzz every parser of untrusted bytes, the HTTP routes and a party's worker (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU time, JOBS=$(JOBS) in parallel)"
 	@echo "make mutants MODULE=src/hansa/fusion  change formulas of a file or package one at a time; print changes that no test notices (SAMPLE=80 SEED=$(SEED): a sample, JOBS=$(JOBS) in parallel)"
 	@echo "make audit   check the locked requirements for known vulnerabilities (AUDIT=skip: skip the check)"
 	@echo "make release  run make test-all, then write sdist, wheel, audit and bill of materials to dist/, then run CAMPAIGNS='$(CAMPAIGNS)' (dst: RELEASE_SEEDS=$(RELEASE_SEEDS))"
@@ -73,6 +73,7 @@ help:
 	@echo "make bench-deploy  measure rounds per second of a deployment on loopback, compared with Flower (BENCH_ARGS=... : --upload 400, --memory 1)"
 	@echo "make bench-dp  compare rounds of DP-SGD with rounds of SGD, and one party with Opacus (BENCH_ARGS=... : --repeats 5)"
 	@echo "make bench-paillier  measure values per second of encrypted sums, compared with phe (BENCH_ARGS=... : --bits 3072)"
+	@echo "make bench-psi  measure private set intersection, compared with OpenMined's (BENCH_ARGS=... : --people 10000 1000000)"
 	@echo "make privacy-figures  draw the figures of docs/privacy.md (HANSA_DATA names the folder with MNIST)"
 	@echo "make lock    resolve requirements/*.in into requirements/*.txt (LOCK_ARGS=--upgrade for newer versions)"
 	@echo "make clean   remove .venv, caches and build output"
@@ -112,7 +113,7 @@ test-all: lint
 
 test-gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu needs an NVIDIA GPU that PyTorch can use; torch.cuda.is_available() is False here.")'
-	@$(BIN)/python -m pytest tests/sim/test_gpu.py tests/adversary/test_attacked_runs.py -m "" -k "gpu or cuda"
+	@$(BIN)/python -m pytest tests/sim/test_gpu.py tests/adversary/test_attacked_runs.py tests/matching/test_matched_layers.py -m "" -k "gpu or cuda"
 
 lint: $(READY)
 	@echo "==> ruff"
@@ -159,6 +160,9 @@ bench-dp: $(READY) $(ENVS)/opacus/.ready
 
 bench-paillier: $(READY) $(ENVS)/phe/.ready
 	@$(BIN)/python benchmarks/paillier.py $(BENCH_ARGS)
+
+bench-psi: $(EXTRAS) $(ENVS)/openmined/.ready
+	@$(BIN)/python benchmarks/psi.py $(BENCH_ARGS)
 
 privacy-figures: $(READY)
 	@$(BIN)/python docs/privacy_figures.py

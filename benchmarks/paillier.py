@@ -27,7 +27,7 @@ from hansa.secure import functional
 from hansa.secure.paillier import Packing, PrivateKey, add_up
 from hansa.secure.primes import Stream
 from hansa.secure.radix import Radix
-from hansa.secure.threshold import combine, deal
+from hansa.secure.threshold import Share, combine, deal
 
 HERE = Path(__file__).resolve().parent
 PHE = HERE / ".envs/phe/bin/python"
@@ -76,26 +76,37 @@ class Threshold:
     """Seven shares of ten open a sum."""
 
     def __init__(self, bits: int) -> None:
-        self.seconds, self.shares = timed(lambda: deal(bits, PARTIES, 7, Stream(b"benchmark")))
+        self.seconds, self.shares = timed(lambda: deal(bits, range(PARTIES), 7, Stream(b"benchmark")))
         self.key = self.shares[0].key
         self.packing = Packing.of(32 + 20 + 4, bits)
         self.key.encrypt(0, Stream(b"table"))
 
     def measure(self) -> Row:
-        vector = numbers(3 * self.packing.slots, 32)
+        vector = numbers(32 * self.packing.slots, 32)
         draws = Stream(b"draws")
         encrypting, sealed = timed(lambda: [self.key.encrypt(self.key.encode(m), draws)
                                             for m in self.packing.pack(vector)])  # fmt: skip
         adding, total = timed(lambda: add_up([sealed, sealed]))
-        opening, first = timed(lambda: [self.shares[0].partial(c) for c in total])
-        others = [{share.index: share.partial(c) for share in self.shares[1:7]} for c in total]
-        messages = [
-            self.key.decode(combine(self.key, {1: mine, **rest}, PARTIES, 7))
-            for mine, rest in zip(first, others, strict=True)
-        ]
-        assert np.array_equal(self.packing.unpack(messages, vector.size), 2 * vector)
+
+        def partials(share: Share) -> tuple[list[int], bytes]:
+            values = [share.partial(c) for c in total]
+            return values, share.prove(total, values, b"secret")
+
+        def messages() -> list[int]:
+            for share, (values, proof) in zip(self.shares[:7], sent, strict=True):
+                assert share.dealing.proven(share.index, total, values, proof)
+            parts = [{share.index: values[k] for share, (values, _) in zip(self.shares[:7], sent, strict=True)}
+                     for k in range(len(total))]  # fmt: skip
+            dealing = self.shares[0].dealing
+            return [self.key.decode(combine(dealing, c, some)) for c, some in zip(total, parts, strict=True)]
+
+        opening, first = timed(lambda: partials(self.shares[0]))
+        sent = [first, *(partials(share) for share in self.shares[1:7])]
+        combining, found = timed(messages)
+        assert np.array_equal(self.packing.unpack(found, vector.size), 2 * vector)
         return {"encrypt": vector.size / encrypting, "add": vector.size / adding, "open": vector.size / opening,
-                "bytes": self.key.size / self.packing.slots, "key": self.seconds}  # fmt: skip
+                "combine": vector.size / combining, "bytes": self.key.size / self.packing.slots,
+                "key": self.seconds}  # fmt: skip
 
 
 class Functional:

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -375,6 +376,38 @@ def asynchronous() -> Figure:
     return figure
 
 
+def drifting_data() -> Figure:
+    """Show accuracy, forgetting and alarms of a run whose data change."""
+    figure = blank(10.5, 3.4)
+    left, middle, right = figure.subplots(1, 3)
+    seen = {"run.eval_parties": True}
+    history = run("drift", seen)
+    lines = {
+        "on the data of the round": series(history, "accuracy"),
+        "on the data of rounds 1 to 19": (
+            [line["round"] for line in history],
+            [line["concepts"]["1"] for line in history],
+        ),
+    }
+    curves(left, lines, "Test accuracy")
+    tree = tomllib.loads((ROOT / "examples" / "drift.toml").read_text())["drift"]
+    everybody = [{**tree[0], "parties": list(range(10))}, *tree[1:]]
+    turned = run("drift", {**seen, "drift": everybody})
+    lines = {"five of ten parties turn": series(history, "forgetting"), "all turn": series(turned, "forgetting")}
+    curves(middle, lines, "Forgetting")
+    alarms = [(line["round"], int(party)) for line in history for party in line.get("alarms", {})]
+    right.scatter(*zip(*alarms, strict=True), marker="x", color=RED)
+    right.set_xlim(left.get_xlim())
+    right.set_yticks(range(10))
+    right.set_ylabel("party")
+    right.set_xlabel("round")
+    plain(right, "Alarms")
+    for axes in (left, middle, right):
+        for round in (20, 40):
+            axes.axvline(round, color="0.6", lw=0.8, zorder=0)
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     figure.__name__.replace("_", "-"): figure
     for figure in (
@@ -390,6 +423,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         tiers,
         deadlines,
         asynchronous,
+        drifting_data,
     )
 }
 

@@ -3,7 +3,8 @@
 `--device cuda` uses a GPU; `--jobs N` sets the number of parallel runs. Each data set has one figure,
 docs/images/privacy-NAME.png: accuracy per round with and without differential privacy at the parties, and accuracy
 after the last round against the noise, the clipping bound of the gradients, the batch and the epochs per round, with
-one of them changed at a time. Epsilon has its own axis on the right. The numbers are written to privacy-NAME.csv.
+one of them changed at a time, for discrete noise and for noise in floating point. Epsilon has its own axis on the
+right. The numbers are written to privacy-NAME.csv.
 HANSA_DATA must name the folder that contains MNIST.
 """
 
@@ -29,6 +30,7 @@ from hansa.report.plots import BLUE, GREEN, ORANGE, RED, blank, plain
 
 IMAGES = Path(__file__).resolve().parent / "images"
 DELTA = 1e-5
+MECHANISMS = ("discrete", "float")
 SWEEPS = (
     ("sigma", "noise multiplier σ"),
     ("clip", "bound of a sample's gradient C"),
@@ -42,6 +44,7 @@ class Setting:
     """A data set, what is trained on it, and the values that are tried."""
 
     dataset: str
+    hidden: int  # of the 2NN
     rounds: int
     seeds: int
     base: dict[str, Any]  # of dp-sgd
@@ -52,7 +55,7 @@ class Setting:
 
 SETTINGS = {
     "digits": Setting(
-        "digits", rounds=40, seeds=3,
+        "digits", hidden=200, rounds=40, seeds=3,
         base={"lr": 1.0, "batch": 32, "epochs": 1, "clip": 0.5, "sigma": 2.0},
         plain={"lr": 0.3, "batch": 32, "epochs": 1},
         curves=(1.0, 2.0, 4.0),
@@ -60,12 +63,12 @@ SETTINGS = {
                "batch": (8, 16, 32, 64, 144), "epochs": (1, 2, 4, 8)},
     ),
     "mnist": Setting(
-        "mnist", rounds=20, seeds=3,
+        "mnist", hidden=64, rounds=10, seeds=1,  # a round has 940 steps
         base={"lr": 0.5, "batch": 64, "epochs": 1, "clip": 1.0, "sigma": 1.0},
         plain={"lr": 0.1, "batch": 64, "epochs": 1},
         curves=(0.6, 1.0, 2.0),
-        tried={"sigma": (0.6, 0.8, 1.0, 1.5, 2.0, 4.0), "clip": (0.1, 0.3, 1.0, 3.0, 10.0),
-               "batch": (16, 32, 64, 128, 256), "epochs": (1, 2, 4)},
+        tried={"sigma": (0.6, 1.0, 2.0, 4.0), "clip": (0.1, 0.3, 1.0, 3.0),
+               "batch": (32, 64, 128, 256), "epochs": (1, 2)},
     ),
 }  # fmt: skip
 
@@ -76,7 +79,7 @@ def run(task: tuple[str, dict[str, Any] | None, int, str]) -> list[tuple[float, 
     setting = SETTINGS[name]
     local = {"name": "sgd", **setting.plain} if fields is None else {"name": "dp-sgd", "delta": DELTA, **fields}
     tree = {
-        "task": {"dataset": setting.dataset, "model": "2nn"},
+        "task": {"dataset": setting.dataset, "model": {"name": "2nn", "hidden": setting.hidden}},
         "partition": {"name": "iid", "parties": 10},
         "algorithm": {"name": "fedavg", "local": local},
         "run": {"rounds": setting.rounds, "seed": seed, "device": device},
@@ -90,9 +93,19 @@ def run(task: tuple[str, dict[str, Any] | None, int, str]) -> list[tuple[float, 
 Runs = list["Future[list[tuple[float, float]]]"]
 
 
-def begin(name: str, fields: dict[str, Any] | None, device: str, pool: ProcessPoolExecutor) -> Runs:
-    """The runs of all seeds, under way."""
-    return [pool.submit(run, (name, fields, seed, device)) for seed in range(SETTINGS[name].seeds)]
+class Begun:
+    """The runs of one data set, each of them once."""
+
+    def __init__(self, name: str, device: str, pool: ProcessPoolExecutor) -> None:
+        self.name, self.device, self.pool = name, device, pool
+        self._runs: dict[str, Runs] = {}
+
+    def __call__(self, fields: dict[str, Any] | None) -> Runs:
+        """The runs of all seeds, under way."""
+        if repr(fields) not in self._runs:
+            seeds = range(SETTINGS[self.name].seeds)
+            self._runs[repr(fields)] = [self.pool.submit(run, (self.name, fields, s, self.device)) for s in seeds]
+        return self._runs[repr(fields)]
 
 
 def _by_factors(axes: Axes) -> None:
@@ -126,13 +139,16 @@ def curves(axes: Axes, setting: Setting, lines: dict[str, Any]) -> None:
     axes.legend(fontsize=7, frameon=False, loc="lower right")
 
 
-def sweep(axes: Axes, what: str, values: Sequence[float], runs: list[Any], without: float) -> None:
-    """Accuracy after the last round against one field, and the epsilon that it costs."""
+def sweep(axes: Axes, what: str, values: Sequence[float], runs: dict[str, list[Any]], without: float) -> None:
+    """Accuracy after the last round against one field, by mechanism, and the epsilon that it costs."""
     right = axes.twinx()
-    last = [r[:, -1] for r in runs]
-    middle = np.array([r[:, 0].mean() for r in last])
-    low, high = (np.array([edge(r[:, 0]) for r in last]) for edge in (np.min, np.max))
-    axes.errorbar(values, middle, [middle - low, high - middle], color=BLUE, marker="o", ms=4, capsize=2)
+    for (mechanism, found), (colour, marker) in zip(runs.items(), ((BLUE, "o"), (ORANGE, "s")), strict=True):
+        last = [r[:, -1] for r in found]
+        middle = np.array([r[:, 0].mean() for r in last])
+        low, high = (np.array([edge(r[:, 0]) for r in last]) for edge in (np.min, np.max))
+        axes.errorbar(values, middle, [middle - low, high - middle], color=colour, marker=marker, ms=4, capsize=2,
+                      label=f"{mechanism} noise")  # fmt: skip
+    axes.legend(fontsize=7, frameon=False)
     axes.axhline(without, color="0.4", lw=0.8, ls=":")
     axes.annotate("without noise", (values[0], without), fontsize=7, color="0.3", xytext=(0, -9),
                   textcoords="offset points")  # fmt: skip
@@ -150,11 +166,15 @@ def sweep(axes: Axes, what: str, values: Sequence[float], runs: list[Any], witho
 def draw(name: str, device: str, pool: ProcessPoolExecutor) -> None:
     """One data set's figure and its numbers."""
     setting = SETTINGS[name]
-    without = begin(name, None, device, pool)
-    drawn = {sigma: begin(name, {**setting.base, "sigma": sigma}, device, pool) for sigma in setting.curves}
+    begin = Begun(name, device, pool)
+    without = begin(None)
+    drawn = {sigma: begin({**setting.base, "sigma": sigma, "mechanism": "discrete"}) for sigma in setting.curves}
     tried = {
-        what: [begin(name, {**setting.base, what: type(setting.base[what])(v)}, device, pool) for v in values]
+        (what, mechanism): [
+            begin({**setting.base, what: type(setting.base[what])(v), "mechanism": mechanism}) for v in values
+        ]
         for what, values in setting.tried.items()
+        for mechanism in MECHANISMS
     }
 
     def done(runs: Runs) -> Any:
@@ -167,22 +187,26 @@ def draw(name: str, device: str, pool: ProcessPoolExecutor) -> None:
     curves(figure.add_subplot(grid[0, :]), setting, lines)
     rows = []
     for number, (what, label) in enumerate(SWEEPS):
-        values, runs = setting.tried[what], [done(r) for r in tried[what]]
+        values = setting.tried[what]
+        runs = {mechanism: [done(r) for r in tried[what, mechanism]] for mechanism in MECHANISMS}
         sweep(figure.add_subplot(grid[1 + number // 2, number % 2]), label, values, runs,
               float(lines["no noise"][:, -1, 0].mean()))  # fmt: skip
-        for value, found in zip(values, runs, strict=True):
-            last = found[:, -1]
-            rows.append([what, value, *(f"{x:.4f}" for x in (last[:, 0].mean(), last[:, 0].min(), last[:, 0].max())),
-                         f"{last[:, 1].mean():.4g}"])  # fmt: skip
+        for mechanism in MECHANISMS:
+            for value, found in zip(values, runs[mechanism], strict=True):
+                last = found[:, -1]
+                rows.append([mechanism, what, value,
+                             *(f"{x:.4f}" for x in (last[:, 0].mean(), last[:, 0].min(), last[:, 0].max())),
+                             f"{last[:, 1].mean():.4g}"])  # fmt: skip
     title = ", ".join(f"{key} {value:g}" for key, value in setting.base.items())
-    figure.suptitle(f"{name}: 10 parties, 2NN, {setting.rounds} rounds of FedAvg; DP-SGD with {title}, δ = {DELTA:g}")
+    shape = f"10 parties, 2NN of width {setting.hidden}, {setting.rounds} rounds of FedAvg"
+    figure.suptitle(f"{name}: {shape}; DP-SGD with {title}, δ = {DELTA:g}")
     figure.savefig(IMAGES / f"privacy-{name}.png", dpi=130, bbox_inches="tight", metadata={"Software": None})
     with open(IMAGES / f"privacy-{name}.csv", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["field", "value", "accuracy", "lowest", "highest", "epsilon"])
+        writer.writerow(["mechanism", "field", "value", "accuracy", "lowest", "highest", "epsilon"])
         plain_last = lines["no noise"][:, -1, 0]
         found = (plain_last.mean(), plain_last.min(), plain_last.max())
-        writer.writerow(["none", "", *(f"{x:.4f}" for x in found), ""])
+        writer.writerow(["none", "", "", *(f"{x:.4f}" for x in found), ""])
         writer.writerows(rows)
     print(f"docs/images/privacy-{name}.png")
 

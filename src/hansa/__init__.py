@@ -7,14 +7,17 @@ from hansa.core.registry import provide, refuse
 
 __version__ = "0.2.0"
 
-provide("algorithm", "hansa.algorithms", "hansa.classical", "hansa.matching")
+provide("algorithm", "hansa.algorithms", "hansa.classical", "hansa.matching", "hansa.vertical")
 provide("local", "hansa.local")
 provide("server", "hansa.server")
 provide("fusion", "hansa.fusion", "hansa.matching")
 provide("select", "hansa.select")
 provide("schedule", "hansa.schedule")
 provide("pace", "hansa.schedule")
+provide("staleness", "hansa.algorithms")
 provide("adversary", "hansa.adversary")
+provide("drift", "hansa.drift")
+provide("detector", "hansa.drift")
 provide("transform", "hansa.transforms")
 provide("model", "hansa.models")
 provide("dataset", "hansa.data")
@@ -25,27 +28,34 @@ provide("predictor", "hansa.core.predictor", "hansa.core.own_model", "hansa.loca
 provide("devices", "hansa.sim.devices")
 provide("distribution", "hansa.sim.distributions")
 provide("availability", "hansa.sim.devices")
-provide("engine", "hansa.sim.engines")
+provide("relays", "hansa.sim.relays")
+provide("engine", "hansa.sim.engines", "hansa.cluster.engines")
 _SECURE = ["hansa.secure", *(f"hansa.secure.{m}" for m in ("paillier_sum", "threshold_sum", "functional_sum", "ckks"))]
 provide("secure", *_SECURE)
 provide("dp", "hansa.privacy")
 provide("finetune", "hansa.local.finetune")
 provide("metric", "hansa.metrics")
+provide("attestation", "hansa.net.attestation")
+provide("topology", "hansa.topology")
 provide("tracker", *(f"hansa.track.{name}" for name in ("console", "jsonl", "tensorboard", "mlflow")))
 provide("op", "hansa.core.predictor", "hansa.core.delivery", "hansa.local.finetune", "hansa.algorithms",
-        "hansa.classical", "hansa.data", "hansa.select", "hansa.metrics.evaluate",
-        "hansa.classical", "hansa.matching", "hansa.data", "hansa.select",
-        *_SECURE, "hansa.secure.routing", "hansa.privacy", "hansa.transforms")  # fmt: skip
+        "hansa.classical", "hansa.matching", "hansa.data", "hansa.select", "hansa.metrics.evaluate",
+        "hansa.vertical", *_SECURE, "hansa.secure.routing", "hansa.secure.route_session", "hansa.privacy",
+        "hansa.transforms")  # fmt: skip
 
 for _kind in ("algorithm", "local"):
     refuse(_kind, "dpsgd", "is ambiguous: 'd-psgd' is decentralised SGD (an algorithm), 'dp-sgd' is differentially "
            "private SGD (a local solver)")  # fmt: skip
 
 _EXPORTS = {
+    "CoOp": "hansa.algorithms",
     "ConsensusADMM": "hansa.algorithms",
     "DAPPER": "hansa.algorithms",
     "APFL": "hansa.algorithms",
+    "BayesianGossip": "hansa.algorithms",
     "DecentralizedSGD": "hansa.algorithms",
+    "PushSum": "hansa.algorithms",
+    "SelfAggregation": "hansa.algorithms",
     "Ditto": "hansa.algorithms",
     "FedAvgPlus": "hansa.algorithms",
     "FedCoMedPlus": "hansa.algorithms",
@@ -53,6 +63,7 @@ _EXPORTS = {
     "FSVRG": "hansa.algorithms",
     "FedAdagrad": "hansa.algorithms",
     "FedAdam": "hansa.algorithms",
+    "FedAsync": "hansa.algorithms",
     "FedAvg": "hansa.algorithms",
     "FedAvgM": "hansa.algorithms",
     "FedBuff": "hansa.algorithms",
@@ -88,6 +99,14 @@ _EXPORTS = {
     "PFNM": "hansa.matching",
     "FedMA": "hansa.matching",
     "SPAHM": "hansa.matching",
+    "Linkage": "hansa.vertical",
+    "PSI": "hansa.vertical",
+    "SecureBoost": "hansa.vertical",
+    "ColumnForest": "hansa.vertical",
+    "Split": "hansa.vertical",
+    "SequentialSplit": "hansa.vertical",
+    "VerticalLinear": "hansa.vertical",
+    "FedV": "hansa.vertical",
     "Gradient": "hansa.local",
     "SGD": "hansa.local",
     "SVRG": "hansa.local",
@@ -140,6 +159,15 @@ _EXPORTS = {
     "LabelFlip": "hansa.adversary",
     "Omniscient": "hansa.adversary",
     "SignFlip": "hansa.adversary",
+    "DayAndNight": "hansa.drift",
+    "Drift": "hansa.drift",
+    "FeatureNoise": "hansa.drift",
+    "Joining": "hansa.drift",
+    "LabelShift": "hansa.drift",
+    "Leaving": "hansa.drift",
+    "NewClasses": "hansa.drift",
+    "PageHinkley": "hansa.drift",
+    "Rotation": "hansa.drift",
     "ColumnTransformer": "hansa.data",
     "Standardise": "hansa.data",
     "CentralDP": "hansa.privacy",
@@ -160,6 +188,8 @@ _EXPORTS = {
     "StoredRun": "hansa.run",
     "draw_partition": "hansa.report.plots",
     "load": "hansa.run",
+    "attack": "hansa.attacks",
+    "attack_job": "hansa.attacks.job_audit",
     "compare": "hansa.study",
     "resume": "hansa.run",
     "simulate": "hansa.run",

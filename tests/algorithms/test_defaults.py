@@ -20,6 +20,9 @@ PUBLISHED: list[tuple[str, str, dict[str, Any], str]] = [
     ("algorithm", "overlap-sgd", {"server": hansa.build("server", "momentum", lr=1.0, beta=0.7)}, "the same"),
     ("algorithm", "easgd", {"beta": 0.9, "alpha": None}, "Zhang et al. 2015"),
     ("algorithm", "fedbuff", {"buffer": 10, "max_staleness": None, "refill": "arrival"}, "Nguyen et al. 2022"),
+    ("algorithm", "fedasync", {"alpha": 0.8, "max_staleness": None}, "Xie et al. 2019"),
+    ("staleness", "polynomial", {"a": 0.5}, "Xie et al. 2019"),
+    ("staleness", "hinge", {"a": 10.0, "b": 4}, "Xie et al. 2019"),
     ("algorithm", "zeno++", {"gamma": 0.1, "rho": 0.001, "epsilon": 0.0, "refresh": 10, "max_staleness": 10},
      "Xie et al. 2020"),
     ("fusion", "zeno", {"b": None, "rho": 5e-4}, "Xie et al. 2019: gamma / 200 at gamma = 0.1"),
@@ -35,6 +38,7 @@ PUBLISHED: list[tuple[str, str, dict[str, Any], str]] = [
     ("adversary", "alie", {"z": None, "knows": "honest"}, "Baruch et al. 2019"),
 ]  # fmt: skip
 OURS: list[tuple[str, str, dict[str, Any]]] = [
+    ("algorithm", "co-op", {"b_l": 1, "b_u": None}),
     ("fusion", "trimmed-mean", {"beta": 0.2}),
     ("fusion", "zeno", {"gamma": 1.0, "samples": 32}),
     ("fusion", "geometric-median", {"iterations": 300, "tolerance": 1e-6, "weighted": False}),

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hansa
-from hansa.algorithms.decentralized_sgd import metropolis, spectral_gap
 from hansa.local import SGD, LocalSolver
 from hansa.local.solver import Carry, Context
 from hansa.schedule import ExponentialDecay
+from hansa.topology import RandomGraph, metropolis, spectral_gap
 
-TOPOLOGIES = ["ring", "complete", "star", "random"]
+TOPOLOGIES: list[Any] = ["ring", "grid", "complete", "star", {"name": "random", "probability": 0.5, "seed": 7},
+                         {"name": "random-regular", "degree": 3}, "small-world"]  # fmt: skip
 
 
 def net() -> nn.Module:
@@ -53,41 +51,13 @@ def spread(x: Tensor) -> float:
 
 
 def mixing(algorithm: hansa.DecentralizedSGD, parties: int) -> Tensor:
-    return metropolis(algorithm.graph(parties))
+    return metropolis(algorithm.topology.graph(parties)).dense()
 
 
-@settings(max_examples=50)
-@given(st.integers(1, 9), st.floats(0, 1), st.integers(0, 50))
-def test_metropolis_weights_are_symmetric_doubly_stochastic_and_on_the_graph(parties: int, p: float, seed: int) -> None:
-    graph = hansa.DecentralizedSGD(topology="random", edge_probability=p, topology_seed=seed).graph(parties)
-    assert torch.equal(graph, graph.T)
-    assert not graph.diagonal().any()
-    weights = metropolis(graph)
-    assert torch.equal(weights, weights.T)
-    assert torch.allclose(weights.sum(1), torch.ones(parties, dtype=torch.float64), atol=1e-14)
-    assert bool((weights.diagonal() > 0).all())  # so that no eigenvalue is -1, on a bipartite graph either
-    off = weights - torch.diag(weights.diagonal())
-    assert torch.equal(off > 0, graph)
-    degree = graph.sum(1)
-    for i, j in graph.nonzero().tolist():
-        assert float(weights[i, j]) == pytest.approx(1 / (1 + max(int(degree[i]), int(degree[j]))), abs=1e-15)
-
-
-def test_the_topologies_are_what_their_names_say() -> None:
-    def degrees(name: str, parties: int) -> list[int]:
-        return hansa.DecentralizedSGD(topology=name).graph(parties).sum(1).tolist()  # type: ignore[arg-type, no-any-return]
-
-    assert degrees("ring", 5) == [2] * 5
-    assert degrees("ring", 2) == [1, 1]
-    assert degrees("ring", 1) == [0]
-    assert degrees("complete", 4) == [3] * 4
-    assert degrees("star", 5) == [4, 1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda each: each if isinstance(each, str) else each["name"])
 def test_mixing_keeps_the_mean_and_contracts_by_the_spectral_factor(topology: Any) -> None:
-    algorithm = hansa.DecentralizedSGD(local=Scatter(), topology=topology, edge_probability=0.5, topology_seed=7)
-    factor = 1 - spectral_gap(mixing(algorithm, 6))
+    algorithm = hansa.DecentralizedSGD(local=Scatter(), topology=topology)
+    factor = 1 - spectral_gap(metropolis(algorithm.topology.graph(6)))
     states = [models(hansa.simulate(algorithm, task(), rounds=rounds)) for rounds in (1, 2, 3, 6)]
     assert spread(states[0]) > 0.5
     for state in states[1:]:
@@ -124,10 +94,10 @@ def test_what_is_published_is_the_plain_mean_of_the_parties_models() -> None:
     assert torch.allclose(done.state.params.w, models(done).mean(0), atol=1e-15)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda each: each if isinstance(each, str) else each["name"])
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_a_missing_party_keeps_its_model_and_the_mean_is_preserved(topology: Any, engine: str) -> None:
-    algorithm = hansa.DecentralizedSGD(local=Scatter(), topology=topology, edge_probability=0.5, topology_seed=7)
+    algorithm = hansa.DecentralizedSGD(local=Scatter(), topology=topology)
 
     def run(rounds: int) -> hansa.Result:
         return hansa.simulate(
@@ -151,22 +121,30 @@ def test_a_round_below_the_quorum_changes_no_model() -> None:
     assert torch.equal(models(one), models(two))
 
 
-def test_a_graph_that_is_not_connected_warns_and_others_do_not() -> None:
-    with pytest.warns(UserWarning, match="the graph is not connected, so the parties will not agree"):
-        hansa.simulate(hansa.DecentralizedSGD(topology="random", edge_probability=0.0), task(3), rounds=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for parties in (1, 2, 3):
-            hansa.simulate(hansa.DecentralizedSGD(topology="ring"), task(parties), rounds=1)
+def test_a_graph_that_is_not_connected_is_refused_in_one_sentence() -> None:
+    with pytest.raises(hansa.ConfigError, match=r"d-psgd: the topology random is not connected: nothing from party '0' "
+                       r"reaches party '1', .*; set another seed, or a larger probability"):  # fmt: skip
+        hansa.simulate(hansa.DecentralizedSGD(topology=RandomGraph(0.0)), task(3), rounds=1)
+    for parties in (1, 2, 3):
+        hansa.simulate(hansa.DecentralizedSGD(topology="ring"), task(parties), rounds=1)
 
 
-def test_the_spectral_gap_is_that_of_known_graphs() -> None:
-    # Ring of n with weights 1/3: eigenvalues (1 + 2 cos(2 pi k / n)) / 3; n = 4 gives 1, 1/3, -1/3, 1/3.
-    assert spectral_gap(mixing(hansa.DecentralizedSGD(topology="ring"), 4)) == pytest.approx(2 / 3)
-    assert spectral_gap(mixing(hansa.DecentralizedSGD(topology="complete"), 5)) == pytest.approx(1.0)
-    assert spectral_gap(mixing(hansa.DecentralizedSGD(topology="random", edge_probability=0.0), 4)) == pytest.approx(
-        0.0
-    )
+def test_two_sides_that_keep_nothing_of_their_own_models_are_refused() -> None:
+    swapping = hansa.DecentralizedSGD(weights="max-degree")
+    with pytest.raises(hansa.ConfigError, match=r"two sides.* exchange their models for ever; set weights = 'metrop"):
+        hansa.simulate(swapping, task(6), rounds=1)
+    hansa.simulate(swapping, task(5), rounds=1)  # a ring of odd length has no two sides
+    hansa.simulate(
+        hansa.DecentralizedSGD(weights="max-degree", topology="grid"), task(6), rounds=1
+    )  # corners keep a share
+
+
+def test_the_old_fields_of_the_random_topology_still_work_and_warn() -> None:
+    with pytest.warns(FutureWarning, match=r"edge_probability is deprecated .* use topology\.probability"):
+        old = hansa.DecentralizedSGD(topology="random", edge_probability=0.5)
+    with pytest.warns(FutureWarning, match=r"topology_seed is deprecated .* use topology\.seed"):
+        old = hansa.DecentralizedSGD(topology=old.topology, topology_seed=7)
+    assert old == hansa.DecentralizedSGD(topology=RandomGraph(0.5, 7))
 
 
 def test_parties_come_to_agree_on_the_optimum_of_the_mean_loss() -> None:
@@ -186,9 +164,3 @@ def test_parties_come_to_agree_on_the_optimum_of_the_mean_loss() -> None:
 def test_it_needs_every_party() -> None:
     with pytest.raises(hansa.ConfigError, match="d-psgd needs every party in every round"):
         hansa.simulate(hansa.DecentralizedSGD(), task(), cohort=0.5)
-
-
-@pytest.mark.parametrize("probability", [-0.1, 1.1])
-def test_an_edge_probability_outside_0_to_1_is_refused(probability: float) -> None:
-    with pytest.raises(hansa.ConfigError, match=rf"edge_probability must lie in 0\.\.1, got {probability}"):
-        hansa.DecentralizedSGD(topology="random", edge_probability=probability)

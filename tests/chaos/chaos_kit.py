@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import mortal
@@ -31,21 +31,22 @@ from forked import processes, warm_up
 from hansa.core.errors import HansaError
 from hansa.experiment.config import Experiment, read
 from hansa.experiment.settings import Run
-from hansa.net.aggregator.federation import init
+from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.job_records import needed_blobs
 from hansa.net.aggregator.ledger import log_lines
-from hansa.net.audit.evidence import head_line
+from hansa.net.audit.evidence import Notary, head_line
 from hansa.net.audit.merkle import Frontier, leaf_hash
 from hansa.net.audit.verify import Report, verify
 from hansa.net.local import free_port
 from hansa.net.operator import ENDED, Operator
+from hansa.net.party.store import TASK
 from hansa.net.transport.client import Unreachable
 from hansa.run.resume import execute
 from hansa.testing import RecordedArrivals
 
 PARTIES = ("north", "north-east", "south")  # one name is a prefix of another
 AGGREGATOR = "aggregator"
-PATIENCE = 120.0  # seconds without any change in the ledger after which a federation counts as stuck
+PATIENCE = 600.0  # seconds without any change in the ledger after which a federation counts as stuck
 FAILURES = 20  # exits of a process by itself, for example a party that finds no aggregator for its enrolment
 
 
@@ -69,19 +70,26 @@ class Federation:
         self.folder, self.tell = folder, tell
         warm_up()
         self.home = folder / "federation"
-        made = init(self.home, "chaos", PARTIES, ["127.0.0.1"], free_port())
+        made = self._init()
         self.operator, self.notary = Operator(made), made.notary()
         self.database, self.blobs = self.home / "state" / "hansa.db", self.home / "state" / "blobs"
         self.members = {AGGREGATOR: Member(AGGREGATOR, ["serve", str(self.home)])}
         write_samples(folder)
         for name in PARTIES:
-            token, state = self.home / "tokens" / f"{name}.token", folder / "homes" / name
-            self.members[name] = Member(name, ["join", made.url, "--token-file", str(token), "--state", str(state),
-                                               "--data", str(folder / f"{name}.npz")])  # fmt: skip
+            self._join(name, made)
         self.kills = 0
         self._marks = 0
 
-    def __enter__(self) -> Federation:
+    def _init(self) -> FederationFolder:
+        return init(self.home, "chaos", PARTIES, ["127.0.0.1"], free_port())
+
+    def _join(self, name: str, made: FederationFolder) -> None:
+        """Add a party of a federation, or of a relay."""
+        token, state = made.folder / "tokens" / f"{name}.token", self.folder / "homes" / name
+        self.members[name] = Member(name, ["join", made.url, "--token-file", str(token), "--state", str(state),
+                                           "--data", str(self.folder / f"{name}.npz")])  # fmt: skip
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,9 +175,14 @@ class Federation:
 
     def rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
         """Rows of the ledger; none if there is no ledger yet."""
-        if not self.database.exists():
+        return self.rows_of(self.database, sql, *values)
+
+    @staticmethod
+    def rows_of(database: Path, sql: str, *values: Any) -> list[sqlite3.Row]:
+        """Rows of any ledger."""
+        if not database.exists():
             return []
-        with closing(sqlite3.connect(self.database, timeout=30)) as db:
+        with closing(sqlite3.connect(database, timeout=PATIENCE)) as db:
             db.row_factory = sqlite3.Row
             try:
                 return db.execute(sql, values).fetchall()
@@ -223,15 +236,19 @@ class Federation:
 
     def check_audit(self) -> Report:
         """Check that the whole log verifies, with all receipts of the parties. The aggregator may be writing to it."""
-        size = self.rows("SELECT max(seq) AS size FROM log")[0]["size"]
-        lines, tree = log_lines(self, 0, size), Frontier()
+        receipts = sorted(self.folder.glob("homes/*/receipts/*.jsonl"))
+        return self._verified(self, self.notary, receipts)
+
+    def _verified(self, record: Any, notary: Notary, receipts: Sequence[Path]) -> Report:
+        size = record.all("SELECT max(seq) AS size FROM log")[0]["size"]
+        lines, tree = log_lines(record, 0, size), Frontier()
         for line in lines:
             if not line.startswith(b'{"head"'):
                 tree.append(leaf_hash(line[:-1]))
-        head = self.notary.head(None, None, None, size, tree.root().hex())
+        head = notary.head(None, None, None, size, tree.root().hex())
         path = self.folder / "audit.jsonl"
         path.write_bytes(b"".join([*lines, head_line(json.dumps(structs.asdict(head)))]))
-        return verify(path, self.notary.authority, sorted(self.folder.glob("homes/*/receipts/*.jsonl")))
+        return verify(path, notary.authority, receipts)
 
     def check_receipts(self) -> int:
         """Check that every answer with a receipt is in the ledger, unchanged; returns the number of these answers.
@@ -266,7 +283,7 @@ class Federation:
     def check_tidy(self, jobs: Sequence[str]) -> None:
         """Check that only the models of ended jobs are left, and no unfinished files."""
         models = {self.rows("SELECT model FROM jobs WHERE id = ?", job)[0]["model"] for job in jobs}
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while (left := self._left(models)) and time.monotonic() < deadline:
             time.sleep(0.02)  # a late upload is being deleted
         assert not left, f"left over: {left}"
@@ -274,7 +291,8 @@ class Federation:
 
     def _left(self, models: set[str]) -> list[str]:
         state = self.home / "state"
-        found = [*state.glob("messages/*"), *state.glob("uploads/own-*"), *self.folder.glob("homes/*/fetch-*")]
+        fetched = [path for path in self.folder.glob("homes/*/fetch-*") if path.name != TASK]  # the last task is kept
+        found = [*state.glob("messages/*"), *state.glob("uploads/own-*"), *fetched]
         return [*(self.on_disk() - models), *(str(path.relative_to(self.folder)) for path in found)]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from chaos_kit import AGGREGATOR, ALGORITHMS, Federation, simulated, write_experiment
+from relay_kit import RELAYED
 
 import hansa
 from hansa.core import crash_points as points
@@ -59,7 +60,8 @@ def test_after_every_flush_rename_and_commit_there_is_a_point() -> None:
     bypasses `core.disk`. Exceptions: a federation's own files and the samples of an order from the live page are
     written before anything is acknowledged; the database is upgraded in one transaction (`tests/net/test_upgrade.py`);
     public samples that a party lost are fetched again (`tests/net/test_several_models.py`); `hansa export` writes a
-    file for its user, who sees whether it ended (`disk.put(out, ...)`).
+    file for its user, who sees whether it ended (`disk.put(out, ...)`); payloads that a job keeps are written again
+    when its round is replayed (`tests/net/test_kept_replies.py`).
     """
     durable = re.compile(r'disk\.(rename|flush|sync_folder)\(|"COMMIT"|blobs\.put\(')
     past = re.compile(r"os\.(fsync|replace|rename)\(")
@@ -67,7 +69,7 @@ def test_after_every_flush_rename_and_commit_there_is_a_point() -> None:
         lines = path.read_text().splitlines()
         for number, line in enumerate(lines):
             where = f"{path.name}, line {number + 1}: {line.strip()}"
-            if path.name in ("federation.py", "schema.py", "admin_control.py", "public_store.py"):
+            if path.name in ("federation.py", "schema.py", "admin_control.py", "public_store.py", "kept_replies.py"):
                 continue
             if durable.search(line):
                 assert any("reach(" in after for after in lines[number + 1 : number + 3]), where
@@ -77,7 +79,8 @@ def test_after_every_flush_rename_and_commit_there_is_a_point() -> None:
 
 
 def test_somebody_dies_at_every_named_point() -> None:
-    planned = {point for plan in (SYNCHRONOUS, ASYNCHRONOUS) for dooms in plan.values() for point, _ in dooms}
+    plans = (SYNCHRONOUS, ASYNCHRONOUS, RELAYED)
+    planned = {point for plan in plans for dooms in plan.values() for point, _ in dooms}
     assert planned == set(points.NAMES)
 
 

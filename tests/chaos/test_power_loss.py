@@ -23,9 +23,12 @@ from hansa.local.dp_sgd import DPSGD
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.audit.evidence import canonical, make_statement
 from hansa.net.audit.receipt_file import read_receipts
+from hansa.net.party.query_budget import QueryBudget
 from hansa.net.party.receipts import BadReceipt, Receipts
 from hansa.net.party.store import PartyStore
-from hansa.net.party.vault import PartyVault, read_vault
+from hansa.net.party.vault import PartyVault
+from hansa.net.party.vault_lines import read_vault
+from hansa.net.party.vault_marks import VaultMarks
 from hansa.net.transport import keys
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Answer, Receipt
@@ -150,7 +153,9 @@ def test_whenever_the_power_fails_what_a_party_spent_before_it_replied_stays_spe
     torn = 0
     for before in range(2):
         vault = PartyVault(root / "machine", spent)
-        journal = written(root, partial(vault.charge, "job", f"ask {before}", op, 50, {}))
+        vault.begin_marks()
+        mark = VaultMarks(root / "machine").mark()
+        journal = written(root, partial(_read, vault, f"ask {before}", op))
         for at in range(len(journal.events) + 1):
             for seed in range(25):
                 into = memory / f"{before}-{at}-{seed}"
@@ -160,10 +165,15 @@ def test_whenever_the_power_fails_what_a_party_spent_before_it_replied_stays_spe
                 again = PartyVault(into / "machine", spent)
                 left = len(again.contents.spent)
                 assert left in ((before + 1,) if at == len(journal.events) else (before, before + 1))
-                again.charge("job", "another", op, 50, {})
+                assert not VaultMarks(into / "machine").missing({mark})
+                _read(again, "another", op)
                 assert len(read_vault(into / "machine").spent) == left + 1
                 shutil.rmtree(into)
     assert torn > 5
+
+
+def _read(vault: PartyVault, ask: str, op: DPSGD) -> None:
+    vault.read("job", ask, "train", "", op, 50, {}, QueryBudget())
 
 
 def _statement(number: int) -> dict[str, Any]:

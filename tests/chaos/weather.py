@@ -44,7 +44,7 @@ from hansa.net.operator import ENDED, Operator
 from hansa.net.transport.tls import client_context, unverified_context
 from hansa.run.simulate import simulate
 
-PATIENCE = 120.0  # seconds without a closed round after which a job counts as stuck
+PATIENCE = 600.0  # seconds without a closed round after which a job counts as stuck
 STUCK = 60.0  # seconds that a socket may be held open for a silent client, with or without a poll for work
 MARGIN = 3.0  # seconds by which an event may be late: fusion, a checkpoint, a busy machine
 ESTABLISHED, CLOSE_WAIT = "01", "08"
@@ -151,6 +151,7 @@ class Storm:
         self.lines = Lines(self.port, self.names, seed)
         self.processes: dict[str, Any] = {}
         self.dropped: dict[str, str] = {}
+        self.cut_since = math.inf  # when parties were cut off for some rounds
         self.ages: list[float] = []  # seconds after which slow strangers were disconnected
         make = np.random.default_rng(0)
         for name in self.names:
@@ -159,7 +160,7 @@ class Storm:
 
     def __enter__(self) -> Storm:
         self._start("aggregator", ["serve", str(self.folder / "federation")])
-        self.operator.wait_until_served()
+        self.operator.wait_until_served(PATIENCE)
         for name in self.names:
             token, url = self.folder / "federation" / "tokens" / f"{name}.token", self.lines.proxies[name].port
             self._start(name, ["join", f"https://127.0.0.1:{url}", "--token-file", str(token), "--state",
@@ -178,7 +179,7 @@ class Storm:
         self.processes[name].start()
 
     def rows(self, sql: str, *values: Any) -> list[Any]:
-        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=30)) as db:
+        with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=PATIENCE)) as db:
             return db.execute(sql, values).fetchall()
 
     def logs(self) -> str:
@@ -200,6 +201,8 @@ class Storm:
         self.dropped = {}
         away = set(self.cut) if round in climate.cut_rounds else set()
         lines.do(away, Proxy.partition)
+        if away:
+            self.cut_since = min(self.cut_since, time.time())
         if round == climate.cut_rounds.stop:
             lines.do(self.cut, Proxy.heal)
         rest = [name for name in self.names if name not in away]
@@ -328,10 +331,12 @@ def campaign(folder: Path, climate: Climate, seed: int, tell: Callable[[str], No
         rough = storm.experiment("rough", climate.rounds, run)
         job = storm.run(rough, "rough", True)
         lines, inside = storm.check(job, rough)
-        rows = storm.rows("SELECT parties FROM asks WHERE job = ? AND phase = 'round' ORDER BY round", job)
-        asked = [set(json.loads(parties)) for (parties,) in rows]  # parties absent for long are not asked
+        rows = storm.rows("SELECT parties, opened FROM asks WHERE job = ? AND phase = 'round' ORDER BY round", job)
+        asked = [set(json.loads(parties)) for parties, _ in rows]  # parties absent for long are not asked
         cut = {names.index(name) for name in storm.cut}
-        for round in climate.cut_rounds[1:]:  # in the first, some may have answered before the cut
+        for round in climate.cut_rounds:
+            if rows[round][1] <= storm.cut_since:  # some may have answered before the cut
+                continue
             assert not cut & inside[round], f"round {round + 1}: who was cut off answered"
             missing = {names.index(name) for name in lines[round].get("missing", {})}
             assert cut & asked[round] <= missing, f"round {round + 1}: {cut} were cut off, {missing} are missing"

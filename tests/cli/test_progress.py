@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,18 +119,20 @@ def run_in(folder: Path, stdout: Any, **more: Any) -> subprocess.CompletedProces
     (folder / "it.toml").write_text(EXPERIMENT)
     command = [sys.executable, "-m", "hansa.cli", "run", "it.toml"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    return subprocess.run(command, cwd=folder, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120,
+    return subprocess.run(command, cwd=folder, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=600,
                           env=environment, **more)  # fmt: skip
 
 
 def test_hansa_run_shows_it_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     try:
-        done = run_in(tmp_path, theirs)
-        os.close(theirs)
-        seen = b""
-        while chunk := _read(ours):
-            seen += chunk
+        with ThreadPoolExecutor(1) as pool:  # a terminal that nobody reads is full at some time
+            reading = pool.submit(lambda: b"".join(iter(lambda: _read(ours), b"")))
+            try:
+                done = run_in(tmp_path, theirs)
+            finally:
+                os.close(theirs)
+            seen = reading.result()
     finally:
         os.close(ours)
     assert done.returncode == 0, done.stderr
@@ -155,8 +158,8 @@ def test_hansa_run_shows_none_in_a_pipe(tmp_path: Path) -> None:
 def test_the_engine_can_be_chosen_and_a_wrong_one_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "it.toml").write_text(EXPERIMENT)
     command = [sys.executable, "-m", "hansa.cli", "run", "it.toml", "--engine"]
-    done = subprocess.run([*command, "reference"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, "reference"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.stdout.splitlines()[0] == "engine reference: one party at a time, as a deployed party trains"
-    bad = subprocess.run([*command, "staked"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    bad = subprocess.run([*command, "staked"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert bad.returncode == 2
     assert bad.stderr.count("\n") == 1 and "stacked" in bad.stderr

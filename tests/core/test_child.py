@@ -15,7 +15,7 @@ import pytest
 
 from hansa.core.child import ChildEnded, ChildProcess, Message
 
-PATIENCE = 60.0
+PATIENCE = 600.0
 
 
 def started(*arguments: str, **options: Any) -> tuple[ChildProcess, Message]:

@@ -14,22 +14,22 @@ import pytest
 import torch
 
 import hansa
+from every_op import HAS_RBCL, exercise
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Wrapper, perform, unwrap
-from hansa.core.registry import registered, to_config
-from hansa.data.describe import Describe
+from hansa.core.registry import build, registered
 from hansa.experiment.config import parse
 from hansa.kernel.gateway import GuardedGateway
-from hansa.models import Logistic
-from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
-from hansa.testing import TREE
+from hansa.sim.engine import Outcome, ReferenceEngine
+from hansa.testing.experiments import experiment_for
 
 SOURCE = Path(hansa.__file__).parent
 # Ops that hold keys, shares, sizes, models or the proof of a preparation, and never a sample.
 PREPARING = {"apply-standardise", "apply-table", "keep-features", "standardise-own", "weigh-classes"}
-NEVER = {"samples", "own-model", "route-keys", "deliver", *PREPARING} | {
+MATCHING = {"psi-size", "psi-align", "link-key", "link-rows", "fedv-secrets", "fedv-key", "fedv-keep"}
+NEVER = {"samples", "split-size", "own-model", "own-belief", "route-keys", "deliver", *PREPARING, *MATCHING} | {
     f"secure-{name}" for name in (
         "keys", "shares", "consistent", "unmask", "paillier-key", "paillier-open", "functional-key",
         "functional-ready", "ckks-key", "ckks-open",
@@ -38,7 +38,23 @@ NEVER = {"samples", "own-model", "route-keys", "deliver", *PREPARING} | {
 }  # fmt: skip
 # Encrypted sums take minutes: their wrappers are checked by their code, see below.
 ENCRYPTED = {"secure-ckks", "secure-functional", "secure-paillier", "secure-threshold"}
-SEALED = {"route-send", "route-receive"}  # a simulation runs their inner op alone
+UNWATCHED = set[str]() if HAS_RBCL else {"psi-ask", "psi-answer", "psi-count", "link-filters", "fedv-batch"}
+TALKS = {
+    "split-train",
+    "split-test",
+    "split-turns",
+    "split-turns-test",
+    "split-scores",
+    "boost-trees",
+    "forest-trees",
+    "tree-test",
+    "tree-scores",
+    "linear-train",
+    "linear-test",
+    "linear-scores",
+}  # sessions, which no party can run alone
+TREES = {"match": "same", "key_bits": 1024, "max_depth": 1}
+SEALED = {"route-send", "route-receive", "route-session"}  # a simulation runs their inner op alone
 
 
 class Watched(SampleGateway):
@@ -57,13 +73,7 @@ class Watched(SampleGateway):
 class FullLedger:
     """A ledger whose quotas and budget are spent."""
 
-    def charge(self, ask: str, op: Any, n: int, payload: Any) -> float | None:
-        raise PartyError("the ledger is full")
-
-    def evaluate(self, ask: str) -> None:
-        raise PartyError("the ledger is full")
-
-    def match(self, ask: str) -> None:
+    def read(self, ask: str, purpose: str, op: Any, n: int, payload: Any) -> float | None:
         raise PartyError("the ledger is full")
 
 
@@ -102,56 +112,7 @@ class Watch:
 def watch() -> Watch:
     """All algorithms, selectors, preparations and secure sums, watched."""
     seen = Watch()
-
-    def one(self: ReferenceEngine, op: Op, job: PartyWork, round: int) -> Outcome:
-        return seen.run(op, self.party(job.party, round), job.payload, dict(job.memory))
-
-    def simulate(**tables: Any) -> None:
-        run = {"rounds": 1, "seed": 3, "engine": "reference", **tables.pop("run", {})}
-        experiment = parse({**TREE, "algorithm": "fedavg", **tables, "run": run})
-        hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings(), progress=False)
-
-    plain = {name: value for name, value in TREE["task"].items() if name != "prepare"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReferenceEngine, "one", one)
-        for part in registered("algorithm").values():
-            if part.__module__.startswith("hansa."):
-                kind = "public_pairs" if getattr(part, "public_targets", False) else "public_samples"
-                public = {"public": f"hansa.testing:{kind}"} if getattr(part, "uses_public", False) else {}
-                deep = {"model": {"name": "2nn", "hidden": 4}} if getattr(part, "models", "one") == "widths" else {}
-                rounds = {"rounds": 3} if deep else {}  # FedMA sends the shares of classes in its last stage
-                simulate(task={**TREE["task"], **public, **deep}, algorithm=to_config(part()), run=rounds)
-        simulate(algorithm={"name": "boosting", "cuts": "sketch", "held_out": 0.3})
-        simulate(algorithm={"name": "boosting", "cuts": "extents"})
-        simulate(algorithm={"name": "boosting", "cuts": "pax"})
-        simulate(task=plain, algorithm={"name": "boosting", "cuts": "public", "span": [-1, 1], "sigma": 1.0})
-        simulate(algorithm={"name": "random-forest", "growth": "local", "trees": 10})
-        numbers = hansa.Task(None, "mse", [(torch.tensor([[0.0, 1], [1, 2], [1, 3]]), torch.rand(3))] * 2)
-        hansa.simulate(hansa.Boosting(categorical=(0,)), numbers, rounds=1, engine="reference", progress=False)
-        simulate(algorithm={"name": "fsvrg", "form": "full"})
-        simulate(algorithm={"name": "fednova", "local": {"name": "sgd"}})
-        simulate(algorithm={"name": "prunefl", "interval": 1}, run={"rounds": 3})
-        simulate(privacy={"bound": 1.0})
-        simulate(run={"compress": "int8"})
-        simulate(task={**TREE["task"], "class_weight": "balanced"})
-        simulate(run={"finetune": {"epochs": 1}})
-        simulate(run={"metrics": ["f1", {"name": "recall", "by": 0, "edges": [0]}]})
-        for selector in ("power-of-choice", "weighted", "tiers"):
-            simulate(run={"select": selector, "cohort": 0.75})
-        for local in ("adam", "dp-sgd", "gradient"):
-            simulate(task=plain, algorithm={"name": "fedavg", "local": {"name": local}})
-        simulate(privacy={"secure": {"name": "masking"}})
-        columns = {"a": [1.0, 2.0, 4.0], "b": ["x", "y", "x"], "c": [1.0, 2.0, 4.0]}
-        options = {"b": {"min_count": 1}, "c": {"bins": 2, "bounds": [0, 4]}}
-        table = hansa.Task(Logistic((3,), 2), parties=[(columns, [0, 1, 0])] * 2,
-                           prepare=hansa.ColumnTransformer(columns=options))  # fmt: skip
-        hansa.simulate(hansa.FedAvg(), table, rounds=1, engine="reference", progress=False)
-        simulate(
-            task=plain, privacy={"dp": {"name": "central", "sigma": 1.0, "clip": 1.0}}, run={"eval_parties": False}
-        )
-    x = torch.ones(4, 2)
-    describes = Party(0, Objective(None, "mse", 0), SampleGateway((x, x[:, 0]), (x, x[:, 0])), 0)
-    seen.run(Describe(), describes, {}, {})
+    exercise(seen.run)
     return seen
 
 
@@ -163,8 +124,55 @@ def test_every_registered_op_was_watched(watch: Watch) -> None:
     parts = {**registered("op"), **registered("local")}
     ours = {name for name, part in parts.items() if part.__module__.startswith("hansa.")}
     read = {name for name, purposes in watch.purposes.items() if purposes}
-    assert ours - read == NEVER | ENCRYPTED | SEALED
+    assert ours - read == NEVER | ENCRYPTED | SEALED | TALKS | UNWATCHED
     assert not read & NEVER
+
+
+class Closed(SampleGateway):
+    """Refuses readings for one purpose."""
+
+    closed: Purpose
+
+    @classmethod
+    def of(cls, samples: SampleGateway, closed: Purpose) -> Closed:
+        out = cls(samples._train, samples._test, samples.header, samples._before, samples.kinds, samples.table)
+        out.closed = closed
+        return out
+
+    def admit(self, purpose: Purpose) -> None:
+        if purpose == self.closed:
+            raise PartyError("the owner refuses")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("split", {"match": "same", "lr": 1e-12}),
+        ("split-sequential", {"lr": 1e-12}),
+        ("secureboost", TREES),
+        ("column-forest", TREES),
+    ],
+)
+def test_a_session_ends_where_the_gateway_refuses(
+    name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = experiment_for(build("algorithm", name, **fields), rounds=1).tree
+    whole = {**tree["partition"], **({"overlap": 1.0} if "match" in fields else {})}
+    experiment = parse({**tree, "partition": whole, "task": {**tree["task"], "prepare": None}})
+    task, party_of = experiment.build_task(), ReferenceEngine.party
+    shut: tuple[int, Purpose]
+
+    def party(self: ReferenceEngine, number: int, round: int) -> Party:
+        here = party_of(self, number, round)
+        return replace(here, data=Closed.of(here.data, shut[1])) if number == shut[0] else here
+
+    monkeypatch.setattr(ReferenceEngine, "party", party)
+    for shut in ((1, "train"), (2, "train"), (1, "evaluate"), (2, "evaluate")):
+        line = hansa.simulate(experiment.algorithm, task, **experiment.settings(), progress=False).history[-1]
+        if shut[1] == "train":
+            assert "empty" in line and line["missing"][str(shut[0])] == "the owner refuses"
+        else:
+            assert "empty" not in line and f"{shut[0]}: the owner refuses" in line["unmeasured"]
 
 
 def test_wrappers_that_encrypt_reach_samples_only_through_their_inner_op() -> None:
@@ -172,7 +180,7 @@ def test_wrappers_that_encrypt_reach_samples_only_through_their_inner_op() -> No
         wrapper = registered("op")[name]
         assert issubclass(wrapper, Wrapper) and (wrapper.run is Wrapper.run or name in SEALED)
         source = inspect.getsource(sys.modules[wrapper.__module__])
-        assert not re.search(r"party\.(samples|data)", source)
+        assert not re.search(r"party\.(samples|data\.(?!begin_again\b))", source)
 
 
 def test_an_op_names_one_purpose(watch: Watch) -> None:

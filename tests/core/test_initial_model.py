@@ -58,19 +58,19 @@ def test_a_process_forked_while_another_thread_makes_a_model_can_make_its_own() 
 
     def slow() -> nn.Module:
         making.set()
-        assert go.wait(30)
+        assert go.wait(600)
         return layers()
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(make_module, slow, 2)
-        assert making.wait(30)
+        assert making.wait(600)
         threading.Timer(0.2, go.set).start()
         child = os.fork()
         if not child:
             same = torch.equal(Objective(layers, "cross_entropy", 1).initial.w, expected)
             os._exit(0 if same else 1)
         ended = os.waitpid(child, 0)[1]
-        other.result(30)
+        other.result(600)
     assert ended == 0
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
 import hansa
 
 ROOT = Path(hansa.__file__).parent
+CLASS = re.compile(r"^[ \t]*class (\w+)\b *[\[(:]", re.M)
 
 
 def class_names(root: Path) -> dict[str, list[str]]:
     """The files that define each class name, nested classes included."""
     files = defaultdict[str, list[str]](list)
     for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
-            if isinstance(node, ast.ClassDef):
-                files[node.name].append(str(path.relative_to(root)))
+        for found in CLASS.finditer(path.read_text()):
+            files[found[1]].append(str(path.relative_to(root)))
     return files
 
 

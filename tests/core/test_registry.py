@@ -23,7 +23,12 @@ PARTS = [
     (kind, name) for kind in KINDS for name, part in registered(kind).items() if part.__module__.startswith("hansa.")
 ]  # not of tests
 GIVEN: dict[tuple[str, str], dict[str, Any]] = {("dp", "central"): {"sigma": 1.0},  # one of several must be given
-                                                ("metric", "function"): {"function": "my_module:cost"}}  # fmt: skip
+                                                ("metric", "function"): {"function": "my_module:cost"},
+                                                ("topology", "edges"): {"edges": ["a -- b"]},
+                                                ("relays", "relays"): {"counts": [2, 3], "latency": [0.5]},
+                                                ("attestation", "sev-snp"): {"measurements": ["ab" * 48], "roots": "a"},
+                                                ("attestation", "tdx"): {"measurements": ["ab" * 48], "roots": "a"},
+                                                }  # fmt: skip
 
 
 def needs_fields(cls: type[Part]) -> bool:
@@ -105,8 +110,8 @@ def test_a_wrong_value_is_named_with_what_would_be_right(field: str, value: Any,
 
 
 def test_a_choice_that_does_not_exist_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'rings' is not one of .*; did you mean 'ring'\?"):
-        build("algorithm", "d-psgd", topology="rings")
+    with pytest.raises(ConfigError, match=r"'metropoli' is not one of .*; did you mean 'metropolis'\?"):
+        build("algorithm", "d-psgd", weights="metropoli")
 
 
 def test_dotted_names_reach_nested_fields() -> None:
@@ -190,7 +195,7 @@ from dataclasses import dataclass
 import hansa.core.registry as registry
 
 registry.begun.set()  # the test's own: the import has begun, and goes on once another thread has asked
-registry.go_on.wait(10)
+registry.go_on.wait(600)
 
 @registry.register("slow-tracker")
 @dataclass(frozen=True)
@@ -216,12 +221,12 @@ def test_a_part_whose_module_another_thread_is_importing_is_found(
     try:
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(lookup, "tracker", "slow-tracker")
-            assert begun.wait(10)
+            assert begun.wait(600)
             second = pool.submit(lookup, "tracker", "slow-tracker")
             with pytest.raises(TimeoutError):  # it waits for the import instead of saying that there is no such part
                 second.result(0.3)
             go_on.set()
-            assert first.result(10) is second.result(10)
+            assert first.result(600) is second.result(600)
     finally:
         sys.modules.pop("slow_tracker_module", None)
 

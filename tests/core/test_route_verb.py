@@ -14,10 +14,11 @@ import hansa
 from hansa import Algorithm, Federation, State
 from hansa.core.ask import Routed
 from hansa.core.errors import AlgorithmError, PartyError
+from hansa.core.mixing import Mixing, MixingRows, mixing_shares
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.params import Params
 from hansa.core.registry import register
-from hansa.core.route_op import Message, RouteOp, mixing_shares
+from hansa.core.route_op import Message, RouteOp
 
 
 @register("test-letters")
@@ -212,12 +213,34 @@ def test_the_bytes_of_a_route_grow_with_its_messages() -> None:
     assert traffic(10, [*ROUTES, (2, 0)])[1] > small[1] + 2 * 2048  # each of the two needs the other's certificate
 
 
+def row(*weights: float, party: int = 0) -> dict[str, Any]:
+    """A party's row of mixing weights, as its payload has them."""
+    matrix = torch.zeros(len(weights), len(weights), dtype=torch.float64)
+    matrix[party] = torch.tensor(weights)
+    return dict(MixingRows(Mixing.of(matrix))[party])
+
+
 def test_the_weight_of_a_missing_neighbour_stays_with_the_receiver() -> None:
-    row = torch.tensor([0.5, 0.25, 0.25])
-    assert mixing_shares(row, 0, [1, 2]) == {0: 0.5, 1: 0.25, 2: 0.25}
-    assert mixing_shares(row, 0, [2]) == {0: 0.75, 2: 0.25}
-    assert mixing_shares(row, 0, []) == {0: 1.0}
-    assert mixing_shares(torch.tensor([0.5, 0.0, 0.5]), 1, [0, 2]) == {0: 0.5, 1: 0.0, 2: 0.5}
+    payload = row(0.5, 0.25, 0.25)
+    assert mixing_shares(payload, 0, [1, 2]) == {0: 0.5, 1: 0.25, 2: 0.25}
+    assert mixing_shares(payload, 0, [2]) == {0: 0.75, 2: 0.25}
+    assert mixing_shares(payload, 0, []) == {0: 1.0}
+    assert mixing_shares(row(0.5, 0.0, 0.5, party=1), 1, [0, 2]) == {0: 0.5, 1: 0.0, 2: 0.5}
     for own, senders in ((3, []), (0, [3]), (0, [-1])):
         with pytest.raises(PartyError, match="do not cover the parties"):
-            mixing_shares(row, own, senders)
+            mixing_shares(payload, own, senders)
+
+
+@pytest.mark.parametrize(
+    ("mixing", "reason"),
+    [(None, "has no mixing weights"), ({"ids": torch.tensor([0])}, "has no mixing weights"),
+     ({"ids": torch.tensor([0, 1]), "weights": torch.ones(1).double()}, "has no mixing weights"),
+     ({"ids": torch.tensor([0.0]), "weights": torch.ones(1).double()}, "are not whole numbers"),
+     ({"ids": torch.tensor([0, 0]), "weights": torch.ones(2).double() / 2}, "name a party twice"),
+     ({"ids": torch.tensor([0, 1]), "weights": torch.tensor([2.0, -1.0]).double()}, "or are negative"),
+     ({"ids": torch.tensor([0, 1]), "weights": torch.tensor([1.0, torch.nan]).double()}, "or are negative"),
+     ({"ids": torch.tensor([0, 1]), "weights": torch.ones(2).double()}, "have the sum 2.0, expected 1")],
+)  # fmt: skip
+def test_a_party_refuses_mixing_weights_that_are_none(mixing: Any, reason: str) -> None:
+    with pytest.raises(PartyError, match=reason):
+        mixing_shares({"mixing": mixing}, 0, [])

@@ -16,6 +16,7 @@ from hansa.core.stored_rows import (
     ArrayRows,
     StoredRows,
     blocks,
+    column_of,
     is_dataset,
     joined,
     read_dataset,
@@ -53,6 +54,7 @@ def test_rows_are_indexed_as_those_of_a_tensor(tmp_path: Path) -> None:
     assert torch.equal(rows.select(np.array([5, 2]))[:], wanted[[5, 2]])
     assert torch.equal(rows.then(lambda x: x * 2)[1:3], wanted[1:3] * 2)
     assert torch.equal(whole(rows), wanted) and rows.clone() is rows
+    assert torch.equal(column_of(rows.then(lambda x: x.flatten(1)), 4), wanted.flatten(1)[:, 4])
     with pytest.raises(ValueError, match="read by batches alone"):
         torch.func.vmap(lambda at: rows[at])(torch.arange(3))
 

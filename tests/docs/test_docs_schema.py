@@ -103,11 +103,15 @@ NEEDED: dict[str, dict[str, Any]] = {
     "cosine": {"rounds": 5}, "exponential": {"decay": 0.9}, "step": {"at": [3]}, "adacomm": {"tau0": 4},
     "random": {"least": 1, "most": 3}, "constant": {"value": 1.0}, "trace": {"file": "times.csv"},
     "central": {"sigma": 1.0}, "dp-sgd": {"sigma": 1.0}, "csv-file": {"file": "a.csv", "target": "y"},
+    "new-classes": {"start": 2, "classes": [8, 9]},
+    **{name: {"start": 2} for name in ("label-shift", "rotation", "noise", "join", "leave", "day-night")},
 }  # fmt: skip
 PLACES: dict[str, Callable[[Any], Any]] = {
     "algorithm": lambda table: BASE | {"algorithm": table},
     "partition": lambda table: BASE | {"partition": table},
     "adversary": lambda table: BASE | {"adversary": [table]},
+    "drift": lambda table: BASE | {"drift": [table]},
+    "detector": lambda table: BASE | {"run": {"detect": table}},
     "local": lambda table: BASE | {"algorithm": {"name": "fedavg", "local": table}},
     "server": lambda table: BASE | {"algorithm": {"name": "fedavg", "server": table}},
     "fusion": lambda table: BASE | {"algorithm": {"name": "fedavg", "fusion": table}},
@@ -194,7 +198,8 @@ def test_unknown_keys_wrong_types_and_wrong_names_in_an_example_are_flagged(chec
         elif isinstance(value, list):
             wrong = [changed(tree, path, 7)]
         else:
-            may_be_text = path == ("task", "public")  # a number, or the name of a file or function
+            # A number, or the name of a file, a function or a party.
+            may_be_text = path == ("task", "public") or (path[0] == "drift" and "parties" in path)
             wrong = [changed(tree, path, {"a": 1}), *([] if may_be_text else [changed(tree, path, "text")])]
         for other in wrong:
             assert flagged(check, other), path
@@ -220,6 +225,9 @@ def test_unknown_keys_wrong_types_and_wrong_names_in_an_example_are_flagged(chec
         ({"adversary": {"kind": "alie"}}, True),
         ({"adversary": [{"kind": "alie", "fraction": 0.1}, {"name": "ipm", "fraction": 0.1}]}, True),
         ({"adversary": {"fraction": 0.1}}, False),
+        ({"drift": {"name": "leave", "start": 3, "parties": ["ada", 2]}}, True),
+        ({"drift": [{"name": "rotation", "start": 3}, {"name": "join", "start": 2}]}, True),
+        ({"drift": {"name": "rotation"}}, False),
         ({"track": ["jsonl:lines.jsonl", "console"]}, True),
         ({"track": {"jsonl": {}}}, True),
         ({"track": ["jsonll"]}, False),

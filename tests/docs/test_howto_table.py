@@ -4,57 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from docs_pages import FILE, ROOT, blocks
-
-from hansa.net.local import free_port
+from executed_page import execute
 
 PAGE = ROOT / "docs/howto/from-table-to-prediction.md"
-LIMIT = 300  # seconds that the page may take
-
-
-def script() -> str:
-    """The page as a shell script: files are written, commands are run, in the page's order."""
-    steps = ["set -e"]
-    for block in blocks(PAGE):
-        file = FILE.match(block.text)
-        if file is not None:
-            steps.append(f"cat > {file['name']} <<'END OF FILE'\n{block.text}END OF FILE")
-        elif block.language == "sh":
-            steps.append(block.text)
-    return "\n".join(steps)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the page was executed, with its output in the file `output`."""
-    base = tmp_path_factory.mktemp("page")
-    home, commands = base / "home", base / "bin"
-    home.mkdir()
-    commands.mkdir()
-    for name, arguments in (("hansa", " -m hansa.cli"), ("python", "")):
-        (commands / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{arguments} "$@"\n')
-        (commands / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"}  # fmt: skip
-    with open(home / "output", "wb") as output:
-        page = subprocess.Popen(["bash", "-c", script().replace("8443", str(free_port()))], cwd=home, env=environment,
-                                stdout=output, stderr=output, start_new_session=True)  # fmt: skip
-    try:
-        code = page.wait(timeout=LIMIT)
-    finally:
-        if page.poll() is None or page.returncode:
-            os.killpg(page.pid, signal.SIGKILL)  # the aggregator and the parties too
-    logs = "\n".join(path.read_text() for path in (home / "output", *home.glob("*.log")))
-    assert code == 0, logs
-    return home
+    return execute(PAGE, tmp_path_factory.mktemp("page"))
 
 
 def test_the_experiments_of_the_page_have_at_most_fifteen_lines() -> None:

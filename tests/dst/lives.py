@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tally
 from clockwork import Process, alive
-from wires import Session, SimulatedClient
+from wires import SimulatedClient
 
 from hansa.core.runtime import complete_async
 from hansa.core.stopping import Brake
@@ -27,6 +27,7 @@ from hansa.net.aggregator.schema import SCHEMA
 from hansa.net.aggregator.server import Server
 from hansa.net.audit.evidence import Notary
 from hansa.net.party.agent import Agent, Worker
+from hansa.net.party.asks import WorkerThread
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.admission import Admission
 from hansa.net.transport.limits import Limits
@@ -120,6 +121,8 @@ class News:
         await asyncio.wait((future,), timeout=seconds)
         self.waiting.pop(future, None)
 
+    wait_async = wait
+
 
 class SimulatedRunner(JobRunner):
     """Jobs as tasks instead of threads."""
@@ -170,6 +173,7 @@ class Aggregator:
         queue = TaskQueue(world.weather.absent_after, world.weather.lease)
         queue.changed = News()  # type: ignore[assignment]
         registry = Registry(world.federation, ledger)
+        queue.set_relays(registry.relays())
         self.runner = SimulatedRunner(world.state, registry, ledger, blobs, queue)
         self.runner.process = self.process
 
@@ -209,10 +213,10 @@ class Member:
     async def _live(self) -> None:
         world = self.world
         self.store = PartyStore(world.folder / self.name / "home")
-        worker = Worker(self.store, world.samples(self.number))
+        runner = WorkerThread(Worker(self.store, world.samples(self.number)))
         client = SimulatedClient("https://localhost:8443", None, world.keys[self.name])  # type: ignore[arg-type]
-        client._session = Session(world, self.name, world.certificates[self.name])  # type: ignore[assignment]
-        await Agent(self.store, client, worker).run()
+        client._session = world.session(self.name)  # type: ignore[assignment]
+        await Agent(self.store, client, runner).run()
 
 
 class Thread:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tally
@@ -59,9 +60,13 @@ class Promises:
         if job["status"] == "finished":
             self._check_model(job["model"], wanted)
 
-    def _check_receipts(self) -> None:
+    def _stored(self) -> dict[tuple[Any, ...], sqlite3.Row]:
+        """The stored answers, by ask and party."""
         rows = self.db.execute("SELECT * FROM replies").fetchall()
-        stored = {(r["job"], r["round"], r["phase"], r["number"], self.names[r["party"]]): r for r in rows}
+        return {(r["job"], r["round"], r["phase"], r["number"], self.names[r["party"]]): r for r in rows}
+
+    def _check_receipts(self) -> None:
+        stored = self._stored()
         for receipt in self.world.receipts:
             row = stored.get((receipt.job, receipt.round, receipt.phase, receipt.number, receipt.party))
             if receipt.status == "accepted" and (row is None or row["given_up"] or row["blob"] != receipt.digest):
@@ -71,11 +76,12 @@ class Promises:
 
     def _check_audit(self) -> None:
         """The log verifies, with all receipts that parties have stored."""
-        record = Direct(self.db, self.world.notary)
+        self._verify(Direct(self.db, self.world.notary), sorted(self.world.folder.glob("*/home/receipts/*.jsonl")))
+
+    def _verify(self, record: Direct, kept: list[Path]) -> None:
         size = record.now(lambda db: db.size())
         head = record.now(lambda db: db.head(size))
         lines = [line[:-1] for line in log_lines(record, 0, size)]
-        kept = sorted(self.world.folder.glob("*/home/receipts/*.jsonl"))
         try:
             verify_lines([*lines, head_line(json.dumps(structs.asdict(head)))[:-1]], None, kept)
         except HansaError as error:

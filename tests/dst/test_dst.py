@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from day import Day
 from lives import SimulatedLedger
+from relayed_world import RelayedWorld
 from world import World
 
 from hansa.core import codec, disk
@@ -25,10 +26,17 @@ def test_nothing_acknowledged_is_lost_or_counted_twice(seed: int) -> None:
     assert World(seed).run().broken == []
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_is_lost_or_counted_twice_behind_a_relay(seed: int) -> None:
+    assert RelayedWorld(seed).run().broken == []
+
+
 def test_a_seed_is_a_history() -> None:
     first, again, other = (World(seed).run() for seed in (3, 3, 4))
     assert first.trace == again.trace != other.trace
     assert first.loop.now == again.loop.now and first.deaths == again.deaths
+    first, again = (RelayedWorld(3).run() for _ in range(2))
+    assert first.trace == again.trace
 
 
 def test_hours_of_a_job_whose_parties_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,8 +81,10 @@ class Answer:
 class Session:
     """The part of aiohttp that a client uses: requests, over the simulated network."""
 
-    def __init__(self, world: World, name: str, certificate: bytes) -> None:
+    def __init__(self, world: World, name: str, certificate: bytes,
+                 server: Callable[[], Aggregator | None] | None = None) -> None:  # fmt: skip
         self.world, self.name, self.certificate = world, name, certificate
+        self.server = server or (lambda: world.aggregator)
 
     def request(self, method: str, url: str, data: Any = None, headers: Any = None, **given: Any) -> Any:
         target = url.removeprefix("https://localhost:8443")
@@ -116,12 +119,12 @@ class _Exchange:
         pass
 
     def _again(self) -> None:
-        aggregator = self.session.world.aggregator
+        aggregator = self.session.server()
         if aggregator is not None and self.session.world.ended is None:
             aggregator.process.spawn(self._handled(aggregator))
 
     async def _delivered(self) -> Answer:
-        aggregator = self.session.world.aggregator
+        aggregator = self.session.server()
         if aggregator is None:
             raise aiohttp.ClientConnectionError("refused")
         handling = aggregator.process.spawn(self._handled(aggregator))

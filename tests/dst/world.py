@@ -42,6 +42,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from lives import Aggregator, Direct, Member, SimulatedBrake, Thread, connect
 from promises import Promises
+from wires import Session
 
 from hansa.core import disk
 from hansa.net.aggregator import runtime
@@ -49,6 +50,7 @@ from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.ledger import begin
 from hansa.net.aggregator.registry import Registry
 from hansa.net.party import agent as party
+from hansa.net.party import asks
 from hansa.net.party.samples import preparer
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.wire import Receipt
@@ -123,21 +125,28 @@ def template() -> tuple[Path, FederationFolder, sqlite3.Connection]:
     ledger.now(begin(federation.notary()))
     registry = Registry(federation, ledger)
     for name in NAMES:
-        home, token, key = root / "homes" / name, federation.token(name), keys.new_key()
+        token = federation.token(name)
         assert token is not None
-        home.mkdir(parents=True)
-        _, certificate = ledger.now(registry.enrol(token.secret, certificates.make_request(key, name)))
-        registry.reload()
-        used = registry.used(certificates.identity_of_pem(certificate))
-        assert used is not None
-        ledger.now(used)
-        for file, data in (("key.pem", keys.key_bytes(key)), ("cert.pem", certificate),
-                           ("ca.pem", federation.read("ca.pem")), ("log.pem", federation.read("log.pem"))):  # fmt: skip
-            keys.write_private(home / file, data)
-        about = {"party": name, "federation": "world", "url": "https://localhost:8443", "instance": "0f" * 16}
-        keys.write_private(home / "party.json", json.dumps(about).encode())
-        (home / "party.toml").write_text("")
+        make_home(root / "homes" / name, name, federation, ledger, registry, token.secret)
     return root, federation, db
+
+
+def make_home(home: Path, name: str, federation: FederationFolder, ledger: Direct, registry: Registry,
+              secret: str) -> None:  # fmt: skip
+    """The folder of an enrolled party, whose certificate is in use."""
+    key = keys.new_key()
+    home.mkdir(parents=True)
+    _, certificate = ledger.now(registry.enrol(secret, certificates.make_request(key, name)))
+    registry.reload()
+    used = registry.used(certificates.identity_of_pem(certificate))
+    assert used is not None
+    ledger.now(used)
+    for file, data in (("key.pem", keys.key_bytes(key)), ("cert.pem", certificate),
+                       ("ca.pem", federation.read("ca.pem")), ("log.pem", federation.read("log.pem"))):  # fmt: skip
+        keys.write_private(home / file, data)
+    about = {"party": name, "federation": federation.name, "url": federation.url, "instance": "0f" * 16}
+    keys.write_private(home / "party.json", json.dumps(about).encode())
+    (home / "party.toml").write_text("")
 
 
 @dataclass
@@ -197,6 +206,10 @@ class World:
         if what not in self.broken:
             self.broken.append(what)
 
+    def session(self, name: str) -> Session:
+        """The connections of a party."""
+        return Session(self, name, self.certificates[name])
+
     def samples(self, number: int) -> Any:
         return _prepared(number)
 
@@ -244,14 +257,18 @@ class World:
     def _member(self, number: int) -> None:
         self.members[number] = Member(self, number)
 
+    def _victim(self) -> Any:
+        victim: Any = self.aggregator
+        if self.loop.chance.random() < 0.6 and self.members:
+            victim = self.loop.chance.choice(list(self.members.values()))
+        return victim
+
     async def _strike(self) -> None:
         """Deaths and partitions, at random moments, until the faults end."""
         chance = self.loop.chance
         while self.stormy and self.weather.pause:
             await asyncio.sleep(chance.expovariate(1 / self.weather.pause))
-            victim: Any = self.aggregator
-            if chance.random() < 0.6 and self.members:
-                victim = chance.choice(list(self.members.values()))
+            victim = self._victim()
             if victim is not None and self.stormy:
                 victim.process.kill()
 
@@ -296,8 +313,8 @@ class World:
                 self.received(value)
             return value
 
-        with quiet(), self.loop.running(), mock.patch.object(party, "threading", mock.MagicMock(Thread=Thread)), \
-                mock.patch.object(party, "unpack", noted), mock.patch.object(party, "Brake", SimulatedBrake), \
+        with quiet(), self.loop.running(), mock.patch.object(asks, "threading", mock.MagicMock(Thread=Thread)), \
+                mock.patch.object(party, "unpack", noted), mock.patch.object(asks, "Brake", SimulatedBrake), \
                 mock.patch.object(Thread, "work", self.weather.work), \
                 mock.patch.object(tally.Tallying, "moody", self.weather.moody), \
                 mock.patch.object(runtime, "TICK", 5.0):  # fmt: skip
@@ -315,22 +332,28 @@ class World:
             if not isinstance(error, aiohttp.ClientError):
                 self.fail(f"a process failed: {error!r}")
         if not self.broken:
-            Promises(self).check()
+            self._check()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.db.close()
         return self
+
+    def _check(self) -> None:
+        Promises(self).check()
 
     def _where(self) -> str:
         row = self.db.execute("SELECT status, reason FROM jobs").fetchone()
         asks = self.db.execute("SELECT round, phase, number FROM asks WHERE closed IS NULL").fetchall()
         return f"the job is {tuple(row) if row else None}, open asks {[tuple(ask) for ask in asks]}"
 
+    def _lives(self) -> list[Any]:
+        return [self.aggregator, *self.members.values()]
+
     def _end(self) -> None:
         """Kill all processes; none is restarted."""
         self.ended = self.ended or "stuck"
-        for life in [self.aggregator, *self.members.values()]:
+        for life in self._lives():
             if life is not None:
-                life.process.on_death = [life._died] if isinstance(life, Member) else []
+                life.process.on_death = [life._died] if hasattr(life, "_died") else []
                 life.process.kill()
         pending = asyncio.all_tasks(self.loop)
         for task in pending:

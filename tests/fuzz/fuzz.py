@@ -1,7 +1,8 @@
-"""Fuzz every parser of untrusted bytes, guided by code coverage (atheris), for a number of CPU minutes in all.
+"""Fuzz every parser of untrusted bytes and a party's worker, guided by code coverage (atheris), for CPU minutes in all.
 
     python tests/fuzz/fuzz.py --minutes 30 --jobs 2            all targets
     python tests/fuzz/fuzz.py --minutes 5 --target codec.decode
+    python tests/fuzz/fuzz.py --minutes 10 --target party.asks --blind     without atheris, not guided
     python tests/fuzz/fuzz.py --target codec.decode --repeat runs/fuzz/codec.decode/crash-...
 
 Inputs that reached new code stay in runs/fuzz, and the next campaign starts with them. An input is a failure if it
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import hashlib
 import json
 import os
 import subprocess
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "net")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "net"), str(HERE.parents[1])]
 TIMEOUT, MEMORY, LONGEST = 10, 1024, 16384  # seconds of an input, MiB of the process, bytes of an input
 TOLD = 2.0  # seconds of CPU between two reports of progress
 LIVE = ("http.raw", "http.whole")  # an aggregator's sockets
@@ -36,10 +38,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/fuzz"), help="for what is reached and what fails")
     parser.add_argument("--repeat", type=Path, help="run one target on this input, and nothing else")
+    blind = "without atheris: random inputs, which no coverage guides"
+    parser.add_argument("--blind", action="store_true", help=blind)
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)  # seconds of CPU
     given = parser.parse_args()
     if given.child is not None:
-        return child(given.target[0], given.child, given.folder, given.seed)
+        run = blindly if given.blind else child
+        return run(given.target[0], given.child, given.folder, given.seed)
     import targets
 
     names = [*targets.targets(), *LIVE]
@@ -77,7 +82,7 @@ def fuzz(name: str, seconds: float, given: argparse.Namespace) -> tuple[int, flo
     (folder / "stats.json").unlink(missing_ok=True)
     before = set(folder.glob("*-*"))
     command = [sys.executable, str(HERE), "--target", name, "--child", str(seconds), "--folder", str(given.folder),
-               "--seed", str(given.seed)]  # fmt: skip
+               "--seed", str(given.seed), *(["--blind"] if given.blind else [])]  # fmt: skip
     with open(folder / "output", "wb") as output:
         status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     stats = json.loads((folder / "stats.json").read_text()) if (folder / "stats.json").exists() else {}
@@ -100,6 +105,37 @@ def target(name: str) -> Any:
     from surface import Surface
 
     return {found.name: found for found in Surface().targets()}[name]
+
+
+def blindly(name: str, seconds: float, folder: Path, seed: int) -> int:
+    """Run a target on random changes of its seeds for that much CPU time, in the memory that a campaign has."""
+    import random
+    import resource
+
+    import torch
+
+    torch.set_num_threads(1)
+    found, place, draw = target(name), folder / name, random.Random(seed)
+    limit = MEMORY * 2**20 + int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    runs, begun = 0, time.process_time()
+    while (used := time.process_time() - begun) < seconds:
+        data = bytearray(draw.choice(found.seeds))
+        for _ in range(draw.randrange(6) if runs >= len(found.seeds) else 0):
+            at = draw.randrange(len(data) + 1)
+            data[at : at + draw.randrange(3)] = draw.choice(
+                [b"", draw.choice(found.words or [b""]), draw.randbytes(24)]
+            )
+        started = time.process_time()
+        try:
+            found.run(bytes(data))
+            assert time.process_time() - started < TIMEOUT, "an input took too long"
+        except BaseException:
+            (place / f"crash-{hashlib.sha256(data).hexdigest()[:16]}").write_bytes(data)
+            raise
+        runs += 1
+    (place / "stats.json").write_text(json.dumps({"runs": runs, "seconds": used}))
+    return 0
 
 
 def child(name: str, seconds: float, folder: Path, seed: int) -> int:
@@ -132,7 +168,7 @@ def child(name: str, seconds: float, folder: Path, seed: int) -> int:
                 os._exit(0)
         found.run(data)
 
-    wall = int(4 * seconds) + 60  # in case other processes use the CPU
+    wall = int(20 * seconds) + 60  # in case other processes use the CPU
     known = [f"-dict={words}"] if found.words else []
     atheris.Setup(
         [sys.argv[0], str(corpus), *known, f"-artifact_prefix={place}/", f"-timeout={TIMEOUT}",

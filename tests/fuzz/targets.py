@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hostile_asks
 import msgspec
 import torch
 
@@ -272,9 +273,19 @@ def _evidence() -> list[Target]:
     ]
 
 
+def parsers() -> dict[str, Target]:
+    """The parsers of untrusted bytes, by name."""
+    return {t.name: t for t in (*_messages(), *_envelopes(), *_identities(), *_files(), *_evidence())}
+
+
+def party_asks() -> Target:
+    """A party's worker. Its inputs come from simulations, which take seconds."""
+    return Target("party.asks", hostile_asks.ask_both, list(hostile_asks.inputs())[::7])
+
+
 def targets() -> dict[str, Target]:
     """All targets, by name."""
-    return {t.name: t for t in (*_messages(), *_envelopes(), *_identities(), *_files(), *_evidence())}
+    return {**parsers(), "party.asks": party_asks()}
 
 
 NUMBERS = [b"-1", b"0", b"1e999", b"NaN", b"9" * 20, b"9" * 5000, b"18446744073709551615", b"-9223372036854775808",
@@ -318,7 +329,7 @@ def _envelopes() -> list[Target]:
         blob,
         wire.Work("job-1", "job", 0, 1, "round", 0, blob, blob, None, "1/round/0", None, 2),
         answer,
-        wire.Answer("0" * 64, "0" * 128, why="no"),
+        wire.Answer("0" * 64, "0" * 128, why="no", vault=wire.VaultMark("1" * 64, "2" * 128)),
         notary.receipt(statement, answer.signature, "accepted", 4, 5, "ef" * 32),
         notary.receipt(statement, answer.signature, "rejected", 4, 5, "ef" * 32, "no"),
         notary.receipt(statement, answer.signature, "late"),

@@ -25,7 +25,7 @@ from hansa.net.operator import Operator
 
 LIARS = Path(__file__).with_name("liars.py")
 AGGREGATOR = "aggregator"
-PATIENCE = 120.0  # seconds after which a process that has not answered is considered stuck
+PATIENCE = 600.0  # seconds after which a process that has not answered is considered stuck
 
 
 def samples(count: int = 40, features: int = 3, seed: int = 0) -> tuple[Any, Any]:
@@ -40,7 +40,7 @@ def experiment(**tables: Any) -> dict[str, Any]:
     tree: dict[str, Any] = {
         "task": {"parties": ["each.npz"], "model": "logistic"},
         "algorithm": {"name": "fedavg", "local": {"lr": 0.1, "epochs": 1, "batch": 16}},
-        "run": {"rounds": 2, "seed": 0, "deadline": 60.0},
+        "run": {"rounds": 2, "seed": 0, "deadline": 600.0},
     }
     for name, table in tables.items():
         tree[name] = {**tree.get(name, {}), **table} if isinstance(table, Mapping) else table

@@ -64,8 +64,8 @@ def recovered(w: torch.Tensor, x: Any) -> bool:
 def test_no_record_is_read_by_choosing_clip_rate_noise_or_model(tmp_path: Path) -> None:
     x, _ = samples(RECORDS, FEATURES)
     parties = {name: (x, np.zeros(RECORDS, np.int64) + np.arange(RECORDS) % 2) for name in ("ann", "bob")}
-    policies = {"ann": f"[privacy]\nepsilon = 1.0\nsigma = {SIGMA}",
-                "bob": f"[privacy]\nepsilon = 1.0\nsigma = {SIGMA}\nclip = [0.1, 10.0]"}  # fmt: skip
+    wide = f"[privacy]\nepsilon = 1.0\nsigma = {SIGMA}\n[ranges]\nlr = [0.0, 1e40]\n"
+    policies = {"ann": wide, "bob": f"{wide}clip = [0.1, 10.0]"}
     lies = {"aggregator": "test_lying_about_noise:asks_for_next_to_no_noise"}
     local = {"name": "dp-sgd", "lr": 0.1, "batch": 1, "steps": 1, "sigma": SIGMA}
     with Stage(tmp_path, parties, policies, lies) as stage:

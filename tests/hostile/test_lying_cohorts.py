@@ -10,7 +10,7 @@ from kit import Stage, experiment, samples
 from liars import note, rewrite
 
 from hansa.net.aggregator import runtime
-from hansa.net.party.vault import read_vault
+from hansa.net.party.vault_lines import read_vault
 from hansa.net.transport.wire import Work
 
 PARTIES = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob", "mallory"))}

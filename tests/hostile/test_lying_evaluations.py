@@ -30,11 +30,11 @@ def reads_a_record() -> None:
     """Ask in each round for `mae` of a unit vector on the held-out samples; from round 4 on hold out another sample."""
     offers = runtime.NetworkRuntime._offers
 
-    def offer(self, ask, parties):  # type: ignore[no-untyped-def]
+    def offer(self, ask, *more):  # type: ignore[no-untyped-def]
         if ask.round > FEATURES:
             self.task = {**self.task, "seed": 7}
             self._written = {name: blob for name, blob in self._written.items() if name[0] != "task"}
-        return offers(self, ask, parties)
+        return offers(self, ask, *more)
 
     async def round(algorithm, fed, state):  # type: ignore[no-untyped-def]
         w = torch.zeros_like(state.params.w)
@@ -57,7 +57,7 @@ def test_no_record_is_read_by_holding_it_out(tmp_path: Path) -> None:
     parties = {name: records for name in ("active", "noisy", "open")}
     parties["tested"] = (*records, *targets(40, 1))  # type: ignore[assignment]
     policies = {"active": "[privacy]\nsecure = true\nactive = true", "noisy": "[privacy]\nepsilon = 1.0",
-                "tested": "[privacy]\ndp = true\n[evaluate]\nper_job = 2"}  # fmt: skip
+                "tested": "[privacy]\ndp = true\n[budget]\nper_job = { evaluate = 2 }"}  # fmt: skip
     lies = {"aggregator": "test_lying_evaluations:reads_a_record"}
     with Stage(tmp_path, parties, policies, lies) as stage:
         job = stage.run(experiment(task={"party_test": 0.0021, "loss": "mse"},

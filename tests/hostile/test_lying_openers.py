@@ -35,8 +35,8 @@ def lie_about_the_key() -> None:
             tensors["name"].fill_(1)
             tensors["total"].fill_(80_000)
         if op.name == "secure-threshold-open":
-            values = [value * (1 + 7 * 2**1000) % 2**2046 | 1 for value in from_rows(tensors["partial"])]
-            tensors["partial"] = to_rows(values, 256)
+            values = [value * (1 + 7 * 2**1000) % 2**1022 | 1 for value in from_rows(tensors["partial"])]
+            tensors["partial"] = to_rows(values, 128)
         if op.name == "secure-threshold-recall":
             tensors["owners"] = tensors["owners"] + 80_000
         return reply

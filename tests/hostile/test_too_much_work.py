@@ -42,15 +42,15 @@ def asks_too_much() -> None:
     rewrite(change)
     offers = NetworkRuntime._offers
 
-    def lying(self: NetworkRuntime, ask: Any, parties: Any) -> Any:
+    def lying(self: NetworkRuntime, ask: Any, *more: Any) -> Any:
         """In one round the task names a model that fits into no memory."""
         if _honest() or ask.round != 3 or not self.task:
-            return offers(self, ask, parties)
+            return offers(self, ask, *more)
         honest, written = self.task, dict(self._written)
         self.task = {**honest, "model": {"name": "2nn", "hidden": 10**9}}
         self._written = {name: blob for name, blob in written.items() if name[0] != "task"}
         try:
-            return offers(self, ask, parties)
+            return offers(self, ask, *more)
         finally:
             self.task, self._written = honest, written
 

@@ -136,6 +136,7 @@ def test_a_grid_has_the_noise_that_it_claims(fields: tuple[float, float, int], s
         (1.0, 0.0, 1, 1),
         (1.0, math.nan, 1, 1),
         (math.inf, 1.0, 1, 1),
+        (1.0, math.inf, 1, 1),
         (1.0, 1.0, -1, 1),
         (1.0, 1.0, 1, 0),
     ],

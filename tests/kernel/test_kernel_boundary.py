@@ -17,6 +17,7 @@ from hansa.core.gateway import SampleGateway
 from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.data.describe import Describe
+from hansa.kernel import secret_draws
 from hansa.kernel.gateway import GuardedGateway, purposes_of
 from hansa.kernel.secret_draws import poisson_sample, secret_normal, secret_uniform
 from hansa.local import DPSGD, SGD
@@ -25,12 +26,13 @@ from hansa.transforms import ClippedUpdate
 SOURCE = Path(hansa.__file__).parent
 # The places that draw noise or samples from a secret, beside the kernel itself.
 CALLERS = {
-    "secret_normal": {"local/solver.py"},
+    "secret_normal": {"local/solver.py", "vertical/split_ops.py"},
     "poisson_sample": {"local/solver.py"},
-    "secret_uniform": {"secure/encoding.py"},
+    "secret_uniform": {"secure/encoding.py", "vertical/psi_ops.py"},
     "discrete_gaussian": {"classical/trees/private.py", "secure/encoding.py"},
     "renyi_epsilon": {"privacy/__init__.py", "privacy/accounting.py"},
     "exact_sum": {"local/clipping.py"},
+    "exact_contribution": {"privacy/central.py"},
     "GuardedGateway": {"net/party/gateway.py"},
 }
 
@@ -47,15 +49,9 @@ class Notes:
             raise PartyError(f"no more {kind}")
         self.entries.append((kind, ask))
 
-    def charge(self, ask: str, op: Any, n: int, payload: Any) -> float | None:
-        self._note("charge", ask)
+    def read(self, ask: str, purpose: str, op: Any, n: int, payload: Any) -> float | None:
+        self._note(purpose, ask)
         return float(n)
-
-    def evaluate(self, ask: str) -> None:
-        self._note("evaluate", ask)
-
-    def match(self, ask: str) -> None:
-        self._note("match", ask)
 
 
 def gateway(op: Op, ledger: Notes) -> GuardedGateway:
@@ -85,9 +81,8 @@ def test_no_other_package_has_noise_of_its_own() -> None:
 
 
 def test_a_reading_is_recorded_before_it_happens_and_once() -> None:
-    for op, purpose, entries in (
-        (SGD(), "train", ["charge"]), (ClippedUpdate(SGD(), 1.0), "statistics", ["charge"]),
-        (SGD(), "match", ["match", "charge", "match"]), (Describe(), "describe", ["charge"]),
+    for op, purpose in (
+        (SGD(), "train"), (ClippedUpdate(SGD(), 1.0), "statistics"), (SGD(), "match"), (Describe(), "describe"),
     ):  # fmt: skip
         ledger = Notes()
         data = gateway(op, ledger)
@@ -97,20 +92,29 @@ def test_a_reading_is_recorded_before_it_happens_and_once() -> None:
                 data.ids("match")
             else:
                 data.train(purpose)  # type: ignore[arg-type]
-        assert [kind for kind, _ in ledger.entries] == entries  # of several entries for one ask, a ledger counts one
-        assert {ask for _, ask in ledger.entries} == {"a"}
+        assert ledger.entries == [(purpose, "a")]
         assert data.spent == 5.0
     ledger = Notes()
     data = gateway(Evaluate(), ledger)
     data.open("b")
     data.test("evaluate")
     data.test_features("evaluate")
-    assert ledger.entries == [("evaluate", "b"), ("charge", "b")]
+    assert ledger.entries == [("evaluate", "b")]
 
 
-@pytest.mark.parametrize("at", [0, 1])
-def test_nothing_is_read_once_the_ledger_refuses(at: int) -> None:
-    data = gateway(Evaluate(), Notes(at))
+def test_each_purpose_of_an_ask_is_recorded() -> None:
+    ledger = Notes()
+    data = gateway(SGD(), ledger)
+    data.open("a")
+    data.train("train")
+    data.ids("match")
+    data.train("statistics")
+    data.train("train")
+    assert [kind for kind, _ in ledger.entries] == ["train", "match", "statistics"]
+
+
+def test_nothing_is_read_once_the_ledger_refuses() -> None:
+    data = gateway(Evaluate(), Notes(0))
     data.open("a")
     for _ in range(2):  # a second try is no way around it
         with pytest.raises(PartyError, match="no more"):
@@ -152,6 +156,23 @@ def test_each_sample_joins_with_the_rate_that_is_accounted() -> None:
     for rate in (-0.1, 1.1, math.nan):
         with pytest.raises(ConfigError, match="sampling rate"):
             poisson_sample(b"s", 5, rate)
+
+
+def test_a_sample_joins_below_the_rate_and_not_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = np.array([0, 2**52 - 1, 2**52, 2**53 - 1], dtype=np.uint64)
+    monkeypatch.setattr(secret_draws, "_words", lambda secret, n: words)
+    for rate, joins in ((0.5, [0, 1]), (2.0**-53, [0]), (2.0**-54, []), (1.0, [0, 1, 2, 3])):
+        assert poisson_sample(b"s", 4, rate).tolist() == joins
+
+
+def test_normal_numbers_are_pairs_made_of_uniform_ones() -> None:
+    """Box and Muller 1958: sqrt(-2 log(1 - u)) times the cosine and the sine of 2 pi v."""
+    for count in (7, 8):
+        half = (count + 1) // 2
+        u, v = np.split(secret_uniform(b"n", 2 * half), 2)
+        length, angle = np.sqrt(-2 * np.log1p(-u)), 2 * math.pi * v
+        pairs = np.concatenate([length * np.cos(angle), length * np.sin(angle)])[:count]
+        assert np.allclose(secret_normal(b"n", count).numpy(), pairs, rtol=1e-12, atol=0)
 
 
 def test_uniform_and_normal_numbers_are_those_of_their_secret() -> None:

@@ -114,6 +114,13 @@ def test_three_stages_give_a_network_of_its_own_widths(engine: str) -> None:
     assert torch.equal(module(x).detach(), result.predict(x)) and result.history[-1]["accuracy"] > 0.85
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_layers_are_matched_on_a_gpu_as_on_a_cpu() -> None:
+    cpu, gpu = (hansa.simulate(hansa.FedMA(local=LOCAL, sigma=0.1), task(), rounds=3, device=device).history[-1]
+                for device in ("cpu", "cuda"))  # fmt: skip
+    assert gpu["accuracy"] == pytest.approx(cpu["accuracy"], abs=0.02)
+
+
 def test_until_the_last_stage_the_outputs_are_zero() -> None:
     result = hansa.simulate(hansa.FedMA(local=LOCAL), task(), rounds=2)
     assert not result.predict(ring()[1][0]).any()

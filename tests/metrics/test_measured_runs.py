@@ -13,13 +13,17 @@ from sklearn import metrics as sk
 
 import hansa
 from hansa.core.ask import Gathered
-from hansa.core.errors import ConfigError, HansaError
+from hansa.core.errors import ConfigError, HansaError, PartyError
+from hansa.core.objective import Objective
 from hansa.core.op import Reply
+from hansa.core.registry import build
+from hansa.experiment.settings import measured as measured_by_run
 from hansa.metrics import Accuracy, FunctionMetric
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.predictions import Predictions
 from hansa.run import party_fields
 from hansa.run.result import Result
+from hansa.sim.engine import ReferenceEngine
 
 SEX = 3
 COUNTED: list[Any] = ["accuracy", "balanced-accuracy", "precision", "recall", "f1", "confusion-matrix", "per-class",
@@ -249,6 +253,61 @@ def test_every_engine_measures_the_same(engine: str) -> None:
     line = run(task(prepare=hansa.Standardise()), chosen, engine=engine).history[-1]
     for name in ("f1", "auc", "recall_by_sex_gap", "accuracy"):
         assert line[name] == pytest.approx(expected[name], abs=1e-6)
+
+
+EVERY: list[Any] = [
+    *COUNTED, "log-loss", "calibration-error", "auc", "average-precision", "sklearn.metrics:cohen_kappa_score",
+    {"name": "log-loss", "by": "sex", "groups": [0, 1]}, {"name": "auc", "by": "a", "edges": [0]},
+]  # fmt: skip
+
+
+def test_parties_that_are_measured_at_once_send_what_each_alone_sends() -> None:
+    tests = [samples(10 + k, n, 3) for k, n in enumerate((9, 1, 30))]
+    own = [*tests, (np.zeros((0, 4), np.float32), np.zeros(0, np.int64))]
+    federation = task(3, party_tests=own)
+    op = EvaluateMetrics(metrics=measured_by_run(EVERY, None), classes=3)
+    objective = Objective(federation.model, federation.loss, 0)
+    engine = ReferenceEngine(objective, federation.holdings(objective), 1)
+    parties = [engine.party(k, 0) for k in range(4)]
+    payload = {"model": engine.objective.initial._asdict()}
+    replies = op.run_stack(parties, [payload] * 4, [{}] * 4)
+    assert replies is not None and replies.parties == [0, 1, 2]  # the last one has no test samples
+    for k in replies.parties:
+        alone, _ = op.run(parties[k], payload, {})
+        assert replies.weights[k] == alone.weight and list(replies.tensors) == list(alone.tensors)
+        for name, counts in alone.tensors.items():
+            assert torch.allclose(replies.tensors[name][k], counts, rtol=1e-14, atol=0), name
+
+
+def test_a_party_without_test_samples_does_not_keep_the_others_from_being_measured_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = [samples(10 + k, n) for k, n in enumerate((9, 0, 30, 5))]
+    expected = run(task(party_tests=own), EVERY[:-2], engine="reference").history[-1]
+
+    def fail(*_: Any) -> Any:
+        raise PartyError("it was asked alone")
+
+    monkeypatch.setattr(EvaluateMetrics, "run", fail)
+    line = run(task(party_tests=own), EVERY[:-2], engine="stacked").history[-1]
+    assert sorted(line["parties"]) == ["0", "2", "3"] and line.keys() == expected.keys()
+    for name in ("f1", "log_loss", "auc", "party_auc_spread", "cohen_kappa_score"):
+        assert line[name] == pytest.approx(expected[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_many_targets_of_a_sample_belong_to_its_party(text: bool) -> None:
+    targets = 3 if text else 1
+    output = torch.randn(7, targets, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    labels = torch.arange(7 * targets).reshape(7, targets) % 4
+    owner = np.array([0, 1, 0, 3, 1, 0, 3])
+    both = Predictions.of("cross_entropy", *((output, labels) if text else (output[:, 0], labels[:, 0])), 4)
+    both = both.owned(owner, 4)
+    assert [len(part) for part in both.each] == [3 * targets, 2 * targets, 0, 2 * targets] == both.sizes.tolist()
+    for name in ("loss", "f1", "log-loss", "calibration-error", "auc"):
+        metric = build("metric", name)
+        alone = torch.stack([metric.counts(part) for part in both.each])
+        assert torch.allclose(metric.stacked_counts(both), alone, rtol=1e-14, atol=0), name
 
 
 def test_metrics_survive_a_run_folder_and_fine_tuning(tmp_path: Path) -> None:

@@ -39,6 +39,12 @@ ROOT = Path(__file__).resolve().parents[2]
 # Tests beside those in the folder with the name of the package.
 MORE_TESTS = {
     "fusion": ["testing/test_check_fusion.py"],
+    "kernel": [
+        "local/test_clipping.py",
+        "local/test_clipping_extremes.py",
+        "local/test_dp_sgd.py",
+        "privacy/test_accounting.py",
+    ],
     "local": ["algorithms", "testing/test_check_solver.py"],
     "privacy": ["local/test_dp_sgd.py"],
 }

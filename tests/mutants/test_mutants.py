@@ -62,7 +62,7 @@ def run(folder: Path, *options: str, tests: str = TESTS) -> subprocess.Completed
     folder.joinpath("toy.py").write_text(TOY)
     folder.joinpath("test_toy.py").write_text(tests)
     command = [sys.executable, str(TOOL), "toy.py", "--tests", "test_toy.py", "--patience", "3", *options]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 def changes(folder: Path, source: str) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from league import League
 
+from hansa.net.aggregator.queue import TaskQueue
 from hansa.net.aggregator.round import Asking, Looked
 
 
@@ -38,6 +39,18 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
     monkeypatch.setattr(Asking, "_look", patient)
     return quiet
+
+
+@pytest.fixture
+def leaving(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Numbers of parties that may become absent. No other party does, however slow this machine is."""
+    mortal, present = set[int](), TaskQueue._present
+
+    def here(queue: TaskQueue, party: int, now: float) -> bool:
+        return present(queue, party, now) or (party in queue._heard and party not in mortal)
+
+    monkeypatch.setattr(TaskQueue, "_present", here)
+    return mortal
 
 
 @pytest.fixture

@@ -49,11 +49,14 @@ class Cut(Exception):
     """The connection ended before the response was complete."""
 
 
-def populate(folder: Path, count: int) -> None:
-    """Enrol `count` parties in one transaction of the registry, without requests; their keys and certificates are in
-    `folder`/crowd. The certificates are new, as after an enrolment: they become valid at their first use."""
+def populate(folder: Path, count: int, first: int = 0) -> None:
+    """Enrol `count` parties, from the number `first` on, in one transaction of the registry, without requests.
+
+    Their keys and certificates are in `folder`/crowd. The certificates are new, as after an enrolment: they become
+    valid at their first use.
+    """
     text = (folder / "federation.toml").read_text().splitlines()
-    names = [f"p{number:05}" for number in range(count)]
+    names = [f"p{number:05}" for number in range(first, first + count)]
     given = ", ".join(f'"{name}"' for name in names)
     lines = [f"parties = [{given}]" if line.startswith("parties = ") else line for line in text]
     crowded = f"[limits]\nconnections = {4 * count}\nper_address = {4 * count}\nstranger_burst = {4 * count}"
@@ -362,7 +365,7 @@ class Light:
     async def _dial(self) -> None:
         crowd = self.crowd
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(600):
             here = f"127.{1 + self.number // 62500}.{self.number // 250 % 250}.{1 + self.number % 250}"
             _, line = await loop.create_connection(lambda: Line(crowd.context, self._certificate, crowd.gone),
                                                    crowd.host, crowd.port, local_addr=(here, 0))  # fmt: skip

@@ -22,6 +22,7 @@ from msgspec import structs
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.op import Reply
 from hansa.net.aggregator import asks
 from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.ledger import Ledger
@@ -31,6 +32,7 @@ from hansa.net.audit.evidence import Notary, make_statement
 from hansa.net.local import free_port
 from hansa.net.operator import Operator
 from hansa.net.party.agent import Agent, Worker
+from hansa.net.party.asks import Runner, WorkerThread
 from hansa.net.party.samples import PartySamples, preparer
 from hansa.net.party.store import PartyStore
 from hansa.net.transport import certificates, keys, signing
@@ -54,7 +56,8 @@ from hansa.net.transport.wire import (
 
 SPOKEN = str(PROTOCOLS[-1])  # the version of the protocol, as a request names it
 PARTIES = ("ann", "bob", "cid")
-PATIENCE = 60.0  # seconds after which a missing event is a failure
+PATIENCE = 600.0  # seconds after which a missing event is a failure
+PATIENT = {"handshake": 60.0, "head": 60.0, "stall": 60.0, "idle": PATIENCE}  # a busy machine may stop for a while
 PLENTY = {"stranger_burst": 10**9, "party_burst": 10**9}  # limits that no number of requests reaches
 
 
@@ -166,13 +169,6 @@ class Asked:
         return About(self.job, self.round, ask_name(self.round, self.phase, self.number))
 
 
-async def quiet() -> None:
-    """Wait until a loop's connections are closed: aiohttp does not wait for aborted ones."""
-    selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
-    while len(selector.get_map()) > 1:  # the loop's own pipe stays
-        await asyncio.sleep(0.005)
-
-
 class Member:
     """A party on a thread of its own, as `hansa join` runs it."""
 
@@ -183,7 +179,7 @@ class Member:
         self.store, self.league = PartyStore(folder), league
         self.failure: BaseException | None = None
         self._prepare = preparer(samples)
-        self._token = league.token(name)
+        self._token, self.runner = league.token(name), self._make_runner()
         self._started, self._leave = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -195,13 +191,13 @@ class Member:
             if not self.store.enrolled:
                 await self.store.enrol(self.league.url, self._token)
             async with self.store.client(self.league.url) as client:
-                self.agent = Agent(self.store, client, Worker(self.store, self._prepare))
+                self.agent = Agent(self.store, client, self.runner)
                 self._task = asyncio.ensure_future(self.agent.run())
                 self._started.set()
                 await asyncio.wait((self._task,))
                 if not self._task.cancelled():
                     self.failure = self._task.exception()
-            await quiet()
+                self._ended()
 
         try:
             asyncio.run(main())
@@ -209,6 +205,13 @@ class Member:
             self.failure = error
         finally:
             self._started.set()
+
+    def _make_runner(self) -> Runner:
+        self.worker = Worker(self.store, self._prepare)
+        return WorkerThread(self.worker)
+
+    def _ended(self) -> None:
+        """Called on the party's event loop when its agent has ended."""
 
     def leave(self) -> None:
         """Disconnect without notice."""
@@ -223,15 +226,27 @@ class Member:
         assert not self._thread.is_alive()
 
 
+def posting(member: Member, wrap: Callable[[Work, Any], Any]) -> None:
+    """Let a party exchange messages within an ask through `wrap(work, post)`."""
+    worker, plain = member.worker, member.worker.answer
+
+    def answer(work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
+        worker.post = wrap(work, worker.post)
+        return plain(work, message, task)
+
+    worker.answer = answer  # type: ignore[method-assign]
+
+
 class League:
     """A federation's folder and its aggregator."""
 
     def __init__(self, folder: Path, parties: Sequence[str] = PARTIES, limits: Mapping[str, Any] | None = None,
                  loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
-                 **serve: Any) -> None:  # fmt: skip
+                 relays: Mapping[str, Sequence[str]] | None = None, **serve: Any) -> None:  # fmt: skip
         self._loop_factory = loop
-        self.folder, self._serve, self._limits = folder, {"admin": "", **serve}, dict(limits or {})
-        init(folder, "league", parties, ["127.0.0.1"], 0)
+        self.folder, self._serve = folder, {"admin": "", "lease": PATIENCE, **serve}
+        self._limits = {**PATIENT, **(limits or {})}
+        init(folder, "league", parties, ["127.0.0.1"], 0, relays=relays)
         self.members: dict[str, Member] = {}
         self._callers: list[Caller] = []
         self._told: dict[Any, dict[str, Any]] = {}

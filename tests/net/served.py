@@ -35,7 +35,7 @@ class Served(League):
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen([sys.executable, "-m", "hansa.cli", "serve", str(self.folder), "--json"],
                                             stdout=log, stderr=log)  # fmt: skip
-        end = time.monotonic() + 6 * PATIENCE
+        end = time.monotonic() + PATIENCE
         while not (found := re.search(r'"event": "serving".*"port": (\d+)', self.log.read_text())):
             assert self.process.poll() is None and time.monotonic() < end, self.log.read_text()
             time.sleep(0.02)

@@ -33,7 +33,7 @@ def gossip(agent: StdioParty, name: str, drop: list[str]) -> torch.Tensor:
         return agent.handle({**message, "drop": drop})["reply"]["tensors"]
 
     inner = {"name": "gossip", "inner": {"name": "sgd", "steps": 1, "batch": None}}
-    payload = {**LAYOUT, "mixing": torch.ones(1, dtype=torch.float64)}
+    payload = {**LAYOUT, "mixing": {"ids": torch.zeros(1, dtype=torch.int64), "weights": torch.ones(1).double()}}
     model: torch.Tensor = ask("own", {"name": "own-model"}, LAYOUT, drop)["w"]
     sending = {"sender": 0, "receivers": NOBODY, "receives": True}
     ask("send", {"name": "route-send", "inner": inner}, {**payload, "route": sending}, [])

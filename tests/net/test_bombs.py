@@ -168,6 +168,7 @@ STRUCTS = [
     wire.Receipt,
     wire.Enrolment,
     wire.IssuedCertificate,
+    wire.VaultMark,
     wire.Order,
     wire.Trouble,
 ]

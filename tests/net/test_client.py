@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from league import SPOKEN, Caller, League
+from league import PATIENCE, SPOKEN, Caller, League
 
 from hansa.core.errors import ConfigError, DataError
 from hansa.net.transport import client as clients
@@ -167,7 +170,7 @@ def test_a_party_goes_on_when_the_aggregator_comes_back(league: League, monkeypa
         async with Client(league.url, client_context(league.folder / "ca.pem", *caller.files)) as client:
             asked = asyncio.ensure_future(client.call("POST", f"/v1/alive?instance={caller.instance}"))
             await asyncio.to_thread(league.start)
-            await asyncio.wait_for(asked, 10)
+            await asyncio.wait_for(asked, PATIENCE)
 
     asyncio.run(main())
 
@@ -197,3 +200,34 @@ def test_an_answer_longer_than_it_may_be_is_not_read(far: Any) -> None:
     far.answers = [lambda: web.Response(body=b"x" * 2000)]
     with pytest.raises(DataError, match="more than 1000 bytes"):
         far.call("GET", "/", limit=1000)
+
+
+def test_a_client_leaves_no_connection_open_that_the_server_does_not_close(league: League) -> None:
+    """The server reads no further after its response, so a TLS shutdown would wait for its side for 30 seconds."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(league.folder / "server.pem", league.folder / "server.key")
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with server.wrap_socket(listener.accept()[0], server_side=True) as line:
+                line.recv(2**16)
+                line.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                done.wait(PATIENCE)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        client = Client(f"https://127.0.0.1:{listener.getsockname()[1]}", unverified_context())
+
+        async def main() -> None:
+            async with client:
+                with pytest.raises(Refusal):
+                    await client.call("GET", "/v1/ca")
+                assert [line.fileno() >= 0 for line in client._sockets] == [True]
+
+        asyncio.run(main())
+        try:
+            assert [line.fileno() for line in client._sockets] == [-1]
+        finally:
+            done.set()
+            serving.join(PATIENCE)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 import torch
-from league import PARTIES, League, samples
+from league import PARTIES, PATIENCE, League, samples
 
 import hansa
 from hansa import Algorithm, Federation, State, register
@@ -163,7 +163,7 @@ def test_ids_are_read_as_often_as_the_policy_allows_over_all_jobs(league: League
 
 def test_a_job_goes_on_after_a_restart_and_a_repeated_ask_is_counted_once(league: League) -> None:
     join(league, policy=lambda name: "matches = 2")
-    worker, reached, go = league.members["bob"].agent.worker, threading.Event(), threading.Event()
+    worker, reached, go = league.members["bob"].worker, threading.Event(), threading.Event()
     plain, answered = worker.answer, list[int]()
 
     def late(work: Any, message: dict[str, Any], task: dict[str, Any]) -> Any:
@@ -171,14 +171,14 @@ def test_a_job_goes_on_after_a_restart_and_a_repeated_ask_is_counted_once(league
         if message["op"]["name"] == "test-column-sums" and work.round == 1:
             answered.append(work.round)
             reached.set()
-            go.wait(60)
+            assert go.wait(PATIENCE)
             if len(answered) == 1:
                 raise OSError(errno.ENOSPC, "the disk is full")  # the party is asked again
         return reply
 
     worker.answer = late  # type: ignore[method-assign]
     job = league.submit(tree(), min_parties=3)
-    assert reached.wait(60)
+    assert reached.wait(PATIENCE)
     league.stop()  # bob has read its ids, and the aggregator has no reply yet
     go.set()
     league.start()
@@ -208,7 +208,10 @@ def test_an_id_twice_is_refused_by_name(league: League) -> None:
     join(league, lambda party: doubled(rows(0)) if party == 0 else rows(party))
     done = league.ended(league.submit(tree(), min_parties=3))
     assert [line["missing"] for line in done["rounds"]] == 2 * [
-        {"ann": "the ids of its data: two rows have the same id; an id names one row of a party"}
+        {
+            "ann": "the ids of its data: two rows have the same id; an id names one row of a party (case and white "
+            "space do not count)"
+        }
     ]
 
 
@@ -232,7 +235,7 @@ def test_a_party_whose_data_have_another_width_than_it_described_is_named(
     league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join(league)
-    plain = league.members["cid"].agent.worker.answer
+    plain = league.members["cid"].worker.answer
 
     def lie(work: Any, message: dict[str, Any], task: dict[str, Any]) -> Any:
         reply, staged = plain(work, message, task)
@@ -240,7 +243,7 @@ def test_a_party_whose_data_have_another_width_than_it_described_is_named(
             reply = Description((5,), 0, "none", False, False).reply()
         return reply, staged
 
-    league.members["cid"].agent.worker.answer = lie  # type: ignore[method-assign]
+    league.members["cid"].worker.answer = lie  # type: ignore[method-assign]
     done = league.ended(league.submit(tree(), min_parties=3))
     assert [line["missing"] for line in done["rounds"]] == 2 * [
         {"cid": "its samples have the shape (1,), and it described others to the job"}
@@ -249,7 +252,7 @@ def test_a_party_whose_data_have_another_width_than_it_described_is_named(
 
 def test_a_reply_of_another_width_than_described_is_rejected_by_name(league: League) -> None:
     join(league)
-    plain = league.members["cid"].agent.worker.answer
+    plain = league.members["cid"].worker.answer
 
     def lie(work: Any, message: dict[str, Any], task: dict[str, Any]) -> Any:
         reply, staged = plain(work, message, task)
@@ -257,7 +260,7 @@ def test_a_reply_of_another_width_than_described_is_rejected_by_name(league: Lea
             reply = replace(reply, tensors={**reply.tensors, "sum": torch.zeros(5, dtype=torch.float64)})
         return reply, staged
 
-    league.members["cid"].agent.worker.answer = lie  # type: ignore[method-assign]
+    league.members["cid"].worker.answer = lie  # type: ignore[method-assign]
     done = league.ended(league.submit(tree(), min_parties=3))
     assert all(list(line["rejected"]) == ["cid"] and line["replies"] == 2 for line in done["rounds"])
 

@@ -10,6 +10,7 @@ from league import PARTIES, League, samples
 
 import hansa
 from hansa.core.op import Op
+from hansa.kernel.ranges import Ranges
 from hansa.local import DPSGD
 from hansa.net.party.policy import Floor, Policy
 from hansa.testing import NetworkPool, check_network
@@ -117,5 +118,6 @@ def test_a_private_party_accepts_a_transform_after_private_training_only() -> No
     assert floor.refuses(private, 100, payload) is None
     assert "requires differential privacy" in str(floor.refuses(plain, 100, payload))
     assert "requires a sigma of at least 2" in str(Floor(sigma=2.0).refuses(private, 100, payload))
-    assert "requires a clip of 5 to 6" in str(Floor(dp=True, clip=(5.0, 6.0)).refuses(private, 100, payload))
+    narrow = Ranges.read({"clip": [5.0, 6.0]}, "ranges")
+    assert "clip" in str(narrow.refuses(private, 100, payload)) and Ranges().refuses(private, 100, payload) is None
     assert "requires a secure sum" in str(Floor(secure=True).refuses(plain, 100, payload))

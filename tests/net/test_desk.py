@@ -133,7 +133,7 @@ def test_a_party_finds_only_what_it_is_asked_itself() -> None:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 10))
+    asyncio.run(asyncio.wait_for(work, 600))
 
 
 def test_a_question_that_waits_is_answered_when_work_is_offered() -> None:
@@ -204,8 +204,8 @@ def test_who_comes_for_work_after_everybody_was_sent_away_is_not_held() -> None:
     async def main() -> None:
         queue = TaskQueue(10, 10)
         queue.dismiss()
-        async with asyncio.timeout(5):
-            assert await queue.wait_for_work(0, "a", 60) is None
+        async with asyncio.timeout(600):
+            assert await queue.wait_for_work(0, "a", math.inf) is None
         assert not queue.present([0])
 
     run(main())

@@ -16,6 +16,7 @@ from league import Asked, League, samples
 from hansa.core import codec
 from hansa.core.errors import DataError, HansaError
 from hansa.net.party import agent as parties
+from hansa.net.party.store import TASK as TASK_FILE
 from hansa.net.transport import client as clients
 from hansa.net.transport import keys
 from hansa.net.transport.client import Client, Refusal, Unreachable
@@ -228,4 +229,4 @@ def test_a_party_answers_every_message_that_is_none_with_a_sentence(
         assert why and why.isprintable() and len(why) <= 4096, (name, why)
         league.close_ask(asked)
     assert ann.failure is None and ann._thread.is_alive()
-    assert not list(ann.store.folder.glob("fetch-*"))
+    league.until(lambda: {path.name for path in ann.store.folder.glob("fetch-*")} <= {TASK_FILE})

@@ -29,7 +29,7 @@ from hansa.net.transport.names import check_distinct, valid_name
 from hansa.net.transport.tls import client_context, server_context, unverified_context
 from hansa.net.transport.tokens import Token, new_token
 
-PATIENCE = 20.0  # seconds until a stuck socket fails its test
+PATIENCE = 600.0  # seconds until a stuck socket fails its test
 
 
 def der(pem: bytes) -> bytes:
@@ -470,7 +470,7 @@ def test_a_text_that_is_no_token_gives_one_sentence(text: str) -> None:
 
 
 @dataclass
-class Outcome:
+class AskOutcome:
     """The observations of both sides of a handshake. In TLS 1.3 a client learns only later that its certificate is
     refused."""
 
@@ -480,9 +480,9 @@ class Outcome:
     client_error: Exception | None = None
 
 
-def meet(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost") -> Outcome:
+def meet(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost") -> AskOutcome:
     """One connection over a socket: a handshake, a byte to the server and a byte back."""
-    outcome = Outcome()
+    outcome = AskOutcome()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(PATIENCE)
 
@@ -517,12 +517,12 @@ def serving(ca: Authority, server: Member) -> ssl.SSLContext:
     return server_context(server.cert, server.key, ca.path)
 
 
-def refused_by_server(outcome: Outcome, words: str) -> None:
+def refused_by_server(outcome: AskOutcome, words: str) -> None:
     assert isinstance(outcome.server_error, ssl.SSLError) and words in str(outcome.server_error)
     assert outcome.peer is None and not outcome.served and outcome.client_error is not None
 
 
-def refused_by_client(outcome: Outcome, words: str) -> None:
+def refused_by_client(outcome: AskOutcome, words: str) -> None:
     assert isinstance(outcome.client_error, ssl.SSLError) and words in str(outcome.client_error)
     assert not outcome.served
 

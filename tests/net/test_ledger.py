@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from league import notary
+from league import PATIENCE, notary
 
 from hansa.core import crash_points as points
 from hansa.core.errors import ConfigError
@@ -46,10 +46,10 @@ class Held:
 
         def wait(db: Writer) -> None:
             started.set()
-            assert self._go.wait(10)
+            assert self._go.wait(PATIENCE)
 
         self._change = ledger.write(wait)
-        assert started.wait(10)
+        assert started.wait(PATIENCE)
 
     def go(self) -> None:
         self._go.set()
@@ -263,8 +263,8 @@ def test_what_was_taken_from_the_world_is_taken_again(ledger: Ledger) -> None:
 def test_what_comes_after_the_end_is_told_so(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "hansa.db")
     begun, go = threading.Event(), threading.Event()
-    ledger.write(lambda db: (begun.set(), go.wait(10)))
-    assert begun.wait(10)
+    ledger.write(lambda db: (begun.set(), go.wait(PATIENCE)))
+    assert begun.wait(PATIENCE)
     before = ledger.write(add("ann"))  # type: ignore[arg-type]
     closing = threading.Thread(target=ledger.close)
     closing.start()
@@ -272,8 +272,8 @@ def test_what_comes_after_the_end_is_told_so(tmp_path: Path) -> None:
         pass
     after = [ledger.write(lambda db: None) for _ in range(2)]
     go.set()
-    closing.join(10)
-    assert before.result(10) == 1
+    closing.join(PATIENCE)
+    assert before.result(PATIENCE) == 1
     for future in (*after, ledger.write(lambda db: None)):
         with pytest.raises(LedgerError, match="the ledger is closed"):
-            future.result(10)
+            future.result(PATIENCE)

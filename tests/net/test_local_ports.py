@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack
 
-from hansa.net.local import HELD, free_port
+import pytest
+
+from hansa.net import local
+from hansa.net.local import free_port
+
+HELD = 64
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ports of other tests stay held."""
+    monkeypatch.setattr(local, "_held", deque[int]())
+    monkeypatch.setattr(local, "HELD", HELD)
+    yield
+    for descriptor in local._held:
+        os.close(descriptor)
 
 
 def test_a_held_port_is_given_to_nobody_who_asks_for_any_port() -> None:
@@ -23,5 +41,5 @@ def test_a_held_port_is_given_to_nobody_who_asks_for_any_port() -> None:
 def test_a_server_can_listen_at_a_held_port_and_again_after_a_restart() -> None:
     port = free_port()
     for _ in range(2):
-        with socket.create_server(("", port)), socket.create_connection(("127.0.0.1", port), timeout=10):
+        with socket.create_server(("", port)), socket.create_connection(("127.0.0.1", port), timeout=600):
             pass

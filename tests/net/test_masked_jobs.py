@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, League, samples
+from league import PARTIES, PATIENCE, League, samples
 
 import hansa
 from hansa.core.errors import ConfigError, PartyError
@@ -19,7 +19,7 @@ from hansa.experiment.tasks import make_model
 from hansa.net.aggregator import runtime
 from hansa.net.party.peers import Peers
 from hansa.net.party.policy import Floor, Policy
-from hansa.net.party.vault import read_vault
+from hansa.net.party.vault_lines import read_vault
 from hansa.net.transport import certificates, client, keys
 from hansa.secure import signatures
 
@@ -79,7 +79,7 @@ def test_a_job_that_wants_to_be_believed_gets_nothing_from_parties_that_do_not(f
     league = found()
     for k, name in enumerate(PARTIES):
         league.join(name, samples(k), "[privacy]\nactive = true" if name == "ann" else "")
-    ended = league.ended(league.submit({**tree(), "task": TASK, "run": {"rounds": 1}}, min_parties=3))
+    ended = league.ended(league.submit({**tree(active=False), "task": TASK, "run": {"rounds": 1}}, min_parties=3))
     assert ended["status"] == "failed"
     assert "ann: its policy requires masked sums with signatures" in ended["reason"]
 
@@ -89,18 +89,20 @@ def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[.
     league, go_on = found(), threading.Event()
     for k, name in enumerate(PARTIES):
         league.join(name, samples(k))
-    worker = league.members["cid"].agent.worker
+    worker = league.members["cid"].worker
     answer = worker.answer
 
     def slowly(work: Any, message: dict[str, Any], task: dict[str, Any]) -> Any:
         if message["op"]["name"] == "secure-masked":
             silent.add(league.number("cid"))
-            go_on.wait(30)
+            assert go_on.wait(PATIENCE)
         return answer(work, message, task)
 
     worker.answer = slowly  # type: ignore[method-assign]
     run = {"rounds": 1, "deadline": 1.0, "quorum": 0.6}
-    job = league.submit({**tree(threshold=0.6), "task": TASK, "algorithm": "fedavg", "run": run}, min_parties=3)
+    job = league.submit(
+        {**tree(threshold=0.6, active=False), "task": TASK, "algorithm": "fedavg", "run": run}, min_parties=3
+    )
     ended = league.ended(job)
     go_on.set()
     assert ended["status"] == "finished", ended["reason"]

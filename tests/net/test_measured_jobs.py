@@ -14,6 +14,7 @@ import hansa
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.gateway import SampleGateway
 from hansa.core.registry import build
+from hansa.experiment.config import parse
 from hansa.local import SGD
 from hansa.metrics import AUC, F1, Accuracy, ConfusionMatrix, FunctionMetric, Recall
 from hansa.metrics.evaluate import EvaluateMetrics
@@ -77,10 +78,13 @@ def test_a_function_runs_at_parties_that_list_it_alone(league: League) -> None:
 
 
 def test_groups_of_a_deployed_job_must_be_named(league: League) -> None:
-    for number, name in enumerate(PARTIES):
-        league.join(name, pair(number))
-    ended = league.ended(league.submit(tree(metrics=[{"name": "recall", "by": "a"}])))
-    assert ended["status"] == "failed" and "list them, as in groups = [0, 1]" in ended["reason"]
+    unnamed = tree(metrics=[{"name": "recall", "by": "a"}])
+    why = r"run\.metrics: recall by 'a': parties do not tell the values of a column; list them, as in groups = \[0, 1\]"
+    with pytest.raises(ConfigError, match=why):  # before anything is sent
+        league.operator.submit(parse(unnamed), "job")
+    with pytest.raises(Exception, match=why):  # and by the aggregator
+        league.submit(unnamed)
+    assert league.operator.jobs() == []
 
 
 def gateway(folder: Path, op: EvaluateMetrics, policy: str, n: int = 40) -> OwnerGateway:
@@ -90,6 +94,7 @@ def gateway(folder: Path, op: EvaluateMetrics, policy: str, n: int = 40) -> Owne
     x[:15, 0] = 1
     vault = PartyVault(folder, spent, read.privacy.budget, read.peers)
     opened = OwnerGateway(SampleGateway((x, y), (x, y), ("y", "sex", "b")), read, vault, "job", op, {})
+    opened._checked = True  # the floor refuses every evaluation outside a secure sum
     opened.open("a")
     return opened
 
@@ -136,7 +141,7 @@ def test_a_policy_lists_the_groups_that_it_allows(tmp_path: Path) -> None:
     with pytest.raises(PartyError, match="no column 'age'"):
         opened.test_column("age")
     for wrong in ("sex = []", "sex = 3", "sex = { values = [1] }", "sex = ['a']"):
-        with pytest.raises(ConfigError, match=r"evaluate\.groups: 'sex' needs a list"):
+        with pytest.raises(ConfigError, match=r"groups: 'sex' needs a list"):
             gateway(tmp_path, op, f"[evaluate.groups]\n{wrong}\n")
 
 
@@ -148,7 +153,7 @@ def test_a_policy_refuses_functions_that_it_does_not_list() -> None:
 
 def test_a_column_is_read_as_an_evaluation_and_counted(tmp_path: Path) -> None:
     op = EvaluateMetrics(metrics=(BY_SEX,), classes=2)
-    policy = "[evaluate]\nper_job = 0\n"
+    policy = "[budget]\nper_job = { evaluate = 0 }\n"
     with pytest.raises(PartyError, match="0 evaluations per job"):
         gateway(tmp_path, op, policy).test_column("sex")
 

@@ -138,7 +138,7 @@ def test_an_aggregator_that_crashes_during_the_fine_tuning_ends_with_the_same_bi
             raise OSError(28, "the disk is full")  # the job is interrupted, and resumed
         reach(name)
 
-    for module in ("job", "runtime"):
+    for module in ("job", "runtime", "collecting"):
         monkeypatch.setattr(f"hansa.net.aggregator.{module}.reach", crash)
     monkeypatch.setattr("hansa.net.aggregator.job.PAUSE", 0.05)
     job = league.submit(tree(tuning=TUNING))

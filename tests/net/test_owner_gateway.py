@@ -12,7 +12,7 @@ import torch
 
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.gateway import SampleGateway, TableRows
-from hansa.core.op import Memory, Op, Party, Payload, Reply
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import register
 from hansa.data.describe import Describe
@@ -37,6 +37,9 @@ class Peek(Op):
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         return Reply({"x": party.data.test("evaluate")[0][:1]}), memory
 
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"x": ((1, 2), torch.float32)}
+
 
 @register("test-evaluating")
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ class Evaluating(Op):
     """A plug-in that says that it evaluates."""
 
     evaluates: ClassVar[bool] = True
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {}
 
 
 @pytest.fixture
@@ -53,6 +59,7 @@ def gateway(tmp_path: Path) -> Any:
         read = Policy.read(tmp_path / "party.toml")
         vault = PartyVault(tmp_path, spent, read.privacy.budget, read.peers)
         opened = OwnerGateway(SampleGateway(ROWS, ROWS), read, vault, "job", op, {"model": MODEL})
+        opened.check(held_out=False)
         opened.open(ask)
         return opened
 
@@ -73,7 +80,7 @@ def test_each_op_reads_for_its_own_purpose_only(gateway: Any) -> None:
 
 
 def test_the_quota_of_evaluations_holds_at_the_gateway(gateway: Any) -> None:
-    policy = "[evaluate]\nper_job = 1"
+    policy = "[budget]\nper_job = { evaluate = 1 }"
     first = gateway(Evaluate(), policy)
     first.test("evaluate")
     first.test("evaluate")  # the same ask: recorded once
@@ -97,6 +104,15 @@ def test_the_owners_limits_refuse_before_the_op_runs(gateway: Any) -> None:
         gateway(SGD(epochs=7), "[limits]\nepochs = 5").check(held_out=False)
     with pytest.raises(PartyError, match="requires differential privacy"):
         gateway(SGD(), "[privacy]\ndp = true").check(held_out=False)
+
+
+def test_a_gateway_opens_only_after_the_owners_limits_were_compared(gateway: Any) -> None:
+    held = gateway(SGD())
+    unchecked = OwnerGateway(held, held._policy, held._ledger.vault, "job", SGD(), {"model": MODEL})
+    with pytest.raises(PartyError, match="was not compared with the owner's limits"):
+        unchecked.open("b")
+    unchecked.check(held_out=False)
+    unchecked.open("b")
 
 
 def test_a_closed_gateway_admits_nothing(gateway: Any) -> None:
@@ -129,7 +145,7 @@ def test_ids_are_read_for_matching_alone_and_a_repeat_counts_once(gateway: Any) 
 
 
 def test_an_op_that_evaluates_reads_test_samples_alone_and_is_counted(gateway: Any) -> None:
-    limits = "[evaluate]\nper_job = 1"
+    limits = "[budget]\nper_job = { evaluate = 1 }"
     assert len(gateway(Evaluating(), limits).test_features("evaluate")) == 30
     with pytest.raises(PartyError, match="1 evaluations per job"):
         gateway(Evaluating(), limits, "b").test_features("evaluate")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ from hansa.core.registry import build
 from hansa.experiment.tasks import make_model
 from hansa.local import DPSGD, SGD, Mixed
 from hansa.local.cluster import ClusterTrain
-from hansa.net.party.policy import Floor, Policy
+from hansa.net.party.policy import TABLES, TOML, Floor, Policy
 from hansa.net.party.samples import preparer
 from hansa.net.transport.wire import Blob, Order, Work
 
@@ -101,8 +105,17 @@ def test_models_are_accepted_by_name_and_functions_only_letter_for_letter(tmp_pa
         ("own = {lr = nan}", "own.lr: expected a positive number"),
         ("own = {batch = 2.5}", "own.batch: expected a whole number, got 2.5"),
         ("own = {steps = -1}", "own.steps: expected a positive number"),
+        ("own = {lr = inf}", "own.lr is inf, and this policy allows 0 to 1e+06"),
+        ("own = {lr = 5}\nranges = {lr = [0, 1]}", "every ask would be refused"),
+        ("own = {batch = 4}\nranges = {batch = [32, 64]}", "own.batch is 4, and this policy allows 32 to 64"),
+        ("own = {epochs = 9}\nlimits = {epochs = 5}", "own.epochs is 9, and this policy allows 0 to 5"),
+        ("max_bytes = 100000000000000000000", "max_bytes: the whole number has more than 64 bits"),
+        ("limits = {epochs = 9223372036854775808}", "limits: epochs: the whole number has more than 64 bits"),
+        ("evaluate = {groups = {sex = [0, 100000000000000000000]}}", "sex: 1: the whole number has more than 64 bits"),
         ("jobs = 5", "expected a list of a text"),
+        ('device = "tpu"', "unknown device 'tpu'; use 'cpu', 'cuda' or 'cuda:N'"),
         ("job = []", "unknown field 'job'"),
+        ('approve = "ask"', "approve: expected a table, got 'ask'"),
         ("jobs = [", "cannot read"),
         ("[privacy]\ndiscrete = true", "discrete applies to the noise of dp-sgd, which this party does not require"),
     ],
@@ -118,6 +131,8 @@ def test_its_own_work_goes_before_what_it_is_told(tmp_path: Path) -> None:
     told = {"model": 1, "work": {"steps": 7, "lr": 9.0}}
     assert found.payload(SGD(), told) == {"model": 1, "work": {"steps": None, "lr": 0.5, "epochs": 2}}
     assert found.payload(build("local", "personal"), {}) == {"work": {"steps": None, "lr": 0.5, "epochs": 2}}
+    for name in ("pfnm-train", "fedma-train", "fedmd-learn"):  # ops that have a local solver
+        assert found.payload(build("op", name), {}) == {"work": {"steps": None, "lr": 0.5, "epochs": 2}}
     assert found.payload(Evaluate("network"), told) is told
     assert found.payload(build("local", "gradient"), told) is told
     assert Policy().payload(SGD(), told) is told
@@ -175,7 +190,10 @@ def test_a_partys_own_work_is_what_it_trains_with(league: League, local: str, ow
         ('ops = ["sgd"]', "its policy does not accept the op 'describe'"),
     ],
 )
-def test_who_refuses_a_job_is_left_out_and_the_log_says_why(league: League, text: str, why: str) -> None:
+def test_who_refuses_a_job_is_left_out_and_the_log_says_why(
+    league: League, text: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="hansa.net")
     joined(league, cid=text)
     job = league.submit({"task": TASK, "run": {"rounds": 2}})
     ended = league.ended(job)
@@ -186,6 +204,8 @@ def test_who_refuses_a_job_is_left_out_and_the_log_says_why(league: League, text
         "answer refused",
         "not taking part",
     ]
+    (refusal,) = [record for record in caplog.records if record.msg == "ask refused"]
+    assert why in refusal.__dict__["detail"]["why"]
 
 
 @pytest.mark.parametrize(
@@ -355,3 +375,32 @@ def test_the_samples_of_an_order_name_no_function_that_the_aggregator_does_not_l
     ended = league.ended(league.runner.submit(Order("job", {"task": TASK}, central, None)))
     assert ended["status"] == "failed" and "is not among serve.functions of federation.toml" in ended["reason"]
     assert "antigravity" not in sys.modules
+
+
+NAMED = re.compile(r"(?:# )?(?P<name>[a-z_]+) = ")
+TABLE = re.compile(r"(?:# )?\[(?P<name>[a-z]+)\]")
+
+
+def settings(text: str) -> set[str]:
+    """The names of the settings in a listing, whether they are commented out or not, except those of open tables."""
+    table, names = "", set()
+    for line in text.splitlines():
+        if found := TABLE.match(line):
+            table = found["name"] + "."
+            names.add(found["name"])
+        elif (found := NAMED.match(line)) and table not in ("ranges.", "peers.", "own."):
+            names.add(table + found["name"])
+    return names
+
+
+def test_the_listings_of_the_policy_have_every_setting_and_its_default(tmp_path: Path) -> None:
+    expected = {field.name for field in dataclasses.fields(Policy)}
+    expected |= {f"{name}.{field.name}" for name, kind in TABLES.items() for field in dataclasses.fields(kind)}
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
+    listing = page.split("commented out, with an example:\n\n```toml\n")[1].split("```")[0]
+    assert settings(listing) == settings(TOML) == expected
+    assert policy(tmp_path, listing) == policy(tmp_path, TOML) == Policy()
+    shown = {f"{k}.{n}" for k, v in tomllib.loads(listing).items() if isinstance(v, dict) for n in v}
+    absent = {f"{name}.{field.name}" for name, kind in TABLES.items() for field in dataclasses.fields(kind)
+              if field.default in (None, ())}  # fmt: skip
+    assert shown == {name for name in expected if "." in name} - absent  # a setting with a default shows it

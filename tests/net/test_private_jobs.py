@@ -115,11 +115,8 @@ def test_parties_with_a_floor_evaluate_within_the_secure_sum(
 def test_a_party_that_declines_costs_the_evaluation_and_not_the_round(league: League) -> None:
     data = [samples(number)[0] for number in range(3)]
     for name, own in zip(PARTIES, data, strict=True):
-        league.join(
-            name,
-            (own, own),
-            f"[privacy]\nsecure = true\n[evaluate]\nmin_samples = 2\nper_job = {1 if name == 'bob' else 9}",
-        )
+        most = f"[budget]\nper_job = {{ evaluate = {1 if name == 'bob' else 9} }}"
+        league.join(name, (own, own), f"[privacy]\nsecure = true\n[evaluate]\nmin_samples = 2\n{most}")
     ended = league.ended(league.submit(tree({"secure": "masking"}, eval_parties=True, target=2.0, metric="accuracy")))
     assert ended["status"] == "finished", ended["reason"]
     assert ["accuracy" in line for line in ended["rounds"]] == [True, False]

@@ -92,7 +92,7 @@ def test_killed_parties_are_missing_and_the_others_go_on_between_the_exchanges_o
             await own.runtime.answer(Commit(round))
             return found, record
 
-        masking = Masking(threshold=0.51)
+        masking = Masking(threshold=0.51, active=False)
         without, record = own.call(counted(masking, doomed=("secure-masked", 2)))
         plain, missing = own.call(counted())
         assert plain.count == PARTIES - 1

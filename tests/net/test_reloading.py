@@ -103,11 +103,17 @@ def test_a_party_takes_a_new_policy_and_refuses_a_bad_one(ann: tuple[League, Joi
 
 def test_an_ask_under_way_finishes_under_the_policy_with_which_it_began(ann: tuple[League, JoinedParty]) -> None:
     league, party = ann
-    submitted = job(league, steps=20_000, rounds=2)
-    party.wait("ask received", 2)  # the description, then the first round
-    party.write('jobs = ["other"]\n')
-    party.hang_up()
-    ended = league.ended(submitted)
-    first, second = ended["rounds"]
+    for _ in range(20):
+        asked = len(party.said("ask received"))
+        submitted = job(league, steps=20_000, rounds=2)
+        party.wait("ask received", asked + 2)  # the description, then the first round
+        party.write('jobs = ["other"]\n')
+        party.hang_up()
+        ended = league.ended(submitted)
+        first, second = ended["rounds"]
+        if not second["members"]:
+            break
+        party.write("")  # a busy machine was too slow: the second ask was under way too
+        party.hang_up()
     assert first["members"] == ["ann"] and second["members"] == []
     assert "its policy does not accept the job" in str(second["missing"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, League, samples
+from league import PARTIES, PATIENCE, League, samples
 
 import hansa
 from hansa.core import codec
@@ -60,7 +60,7 @@ def ended(league: League, **run: Any) -> dict[str, Any]:
 
 def before(league: League, name: str, op: str, round: int, act: Callable[[Work], Any]) -> None:
     """Let a party act before it answers an op of a round."""
-    worker = league.members[name].agent.worker
+    worker = league.members[name].worker
     answer = worker.answer
 
     def late(work: Any, message: dict[str, Any], task: dict[str, Any]) -> Any:
@@ -76,7 +76,7 @@ def too_late(league: League, name: str, silent: set[int]) -> Callable[[Work], No
 
     def wait(work: Work) -> None:
         key = (work.job, work.round, work.phase, work.number)
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         silent.add(league.number(name))
         while league.ledger.one(f"SELECT 1 FROM asks WHERE {WHERE} AND closed IS NULL", *key) is not None:
             assert time.monotonic() < end
@@ -173,11 +173,11 @@ def test_an_aggregator_that_restarts_in_the_middle_of_a_route_gives_the_same_bit
 
     def wait(work: Work) -> None:
         reached.set()
-        go_on.wait(30)
+        assert go_on.wait(PATIENCE)
 
     before(league, "bob", op, 1, wait)
     job = league.submit(tree(), min_parties=3)
-    assert reached.wait(30)
+    assert reached.wait(PATIENCE)
     league.stop()
     go_on.set()
     league.start()

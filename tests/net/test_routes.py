@@ -28,8 +28,10 @@ ROUTES = {  # method and path: the role, and whether it is signed
     ("GET", ASK + "/message"): ("party", False),
     ("GET", ASK + "/task"): ("party", False),
     ("GET", ASK + "/public"): ("party", False),
+    ("GET", ASK + "/manifest"): ("party", False),
     ("GET", ASK + "/parts/{digest}"): ("party", False),
     ("PUT", ASK + "/parts/{digest}"): ("party", True),
+    ("POST", ASK + "/session"): ("party", False),
     ("POST", ASK + "/reply"): ("party", True),
     ("GET", "/v1/uploads/{digest}"): ("operator", False),
     ("PUT", "/v1/uploads/{digest}"): ("operator", True),
@@ -40,11 +42,15 @@ ROUTES = {  # method and path: the role, and whether it is signed
     ("POST", "/v1/jobs"): ("operator", True),
     ("GET", "/v1/jobs/{job}"): ("operator", False),
     ("POST", "/v1/jobs/{job}/stop"): ("operator", True),
+    ("POST", "/v1/jobs/{job}/forget"): ("operator", True),
     ("GET", "/v1/jobs/{job}/model"): ("operator", False),
     ("GET", "/v1/log"): ("operator", False),
     ("GET", "/v1/log/head"): ("operator", False),
     ("GET", "/v1/log/lines"): ("operator", False),
     ("GET", "/v1/log/certificate"): ("party", False),
+    ("GET", "/v1/vault"): ("party", False),
+    ("POST", "/v1/attest"): ("party", False),
+    ("POST", "/v1/relay"): ("party", False),
 }
 GUARDED = [(*route, *how) for route, how in ROUTES.items() if how[0] != "anyone"]
 SIGNED = [(method, path, role) for (method, path), (role, signed) in ROUTES.items() if signed]

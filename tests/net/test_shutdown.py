@@ -28,7 +28,7 @@ LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
 
 @pytest.fixture(params=sorted(LOOPS))
 def league(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[League]:
-    league = League(tmp_path / "league", loop=LOOPS[request.param])
+    league = League(tmp_path / "league", limits={"shutdown": PATIENCE}, loop=LOOPS[request.param])
     yield league
     for member in league.members.values():
         member.leave()
@@ -141,6 +141,10 @@ def test_a_job_comes_to_rest_and_goes_on(tmp_path: Path) -> None:
 
 def test_a_process_that_is_told_to_end_does_so_with_0_and_told_twice_does_so_at_once(tmp_path: Path) -> None:
     init(tmp_path / "heart", "heart", ["ann"], ["127.0.0.1"], 0)
+    config = tmp_path / "heart" / "federation.toml"
+    config.write_text(
+        config.read_text().replace("# shutdown = 20 ", "shutdown = 600 ").replace("# stall = 30 ", "stall = 60 ")
+    )
     for twice in (False, True):
         command = [
             sys.executable,
@@ -157,9 +161,10 @@ def test_a_process_that_is_told_to_end_does_so_with_0_and_told_twice_does_so_at_
             if twice:  # with an open request, for which it would wait
                 tls = client_context(tmp_path / "heart" / "ca.pem")
                 raw = tls.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1")
-                raw.send(b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\nContent-Length: 9\r\n\r\nabc")
-                raw.send(b"d")
-                time.sleep(0.2)
+                head = "POST /v1/enrol HTTP/1.1\r\nHost: x\r\nHansa-Protocol: 2\r\nContent-Length: 9\r\n"
+                raw.send(f"{head}Expect: 100-continue\r\n\r\n".encode())
+                assert raw.recv(100).startswith(b"HTTP/1.1 100")  # the request has begun
+                raw.send(b"abcd")
             process.send_signal(signal.SIGTERM)
             assert any("shutting down" in line for line in process.stderr)
             if twice:

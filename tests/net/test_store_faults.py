@@ -248,6 +248,8 @@ def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(t
     port = free_port()
     folder = tmp_path / "federation"
     init(folder, "league", PARTIES, ["127.0.0.1"], port)
+    config = folder / "federation.toml"
+    config.write_text(config.read_text().replace("# idle = 25 ", "idle = 600 "))  # the callers may be slow
     command = [sys.executable, "-c", "from hansa.cli import main; main()", "serve", str(folder)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     callers: list[Caller] = []
@@ -298,7 +300,7 @@ def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(t
         for caller in callers:
             caller.close()
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
         reader.join(PATIENCE)
         process.stderr.close()
     assert sum("cannot accept" in line for line in said) >= 1 and len(said) < 50
@@ -381,7 +383,7 @@ def test_a_job_whose_checkpoint_is_damaged_fails_and_names_the_file(
 
     points.install(reached)
     job = league.submit({**TREE, "run": {"rounds": 5}})
-    assert held.wait(20)
+    assert held.wait(PATIENCE)
     league.stop()
     points.install(None)
     database = sqlite3.connect(league.folder / "state" / "hansa.db")
@@ -546,8 +548,8 @@ def test_a_blob_goes_only_after_the_commit_that_makes_it_unneeded(tmp_path: Path
         raise sqlite3.OperationalError("disk I/O error")
 
     started, go = threading.Event(), threading.Event()
-    held = ledger.write(lambda db: (started.set(), go.wait(10)))
-    assert started.wait(10)
+    held = ledger.write(lambda db: (started.set(), go.wait(PATIENCE)))
+    assert started.wait(PATIENCE)
     both = [ledger.write(forget), ledger.write(fail)]
     go.set()
     held.result()
@@ -564,8 +566,8 @@ def test_a_blob_stays_where_an_answer_needs_it_that_comes_with_its_discarding(tm
     ledger, blobs = Ledger(tmp_path / "hansa.db"), Blobs(tmp_path)
     digest, _ = blobs.put([b"needed"])
     started, go = threading.Event(), threading.Event()
-    ledger.write(lambda db: (started.set(), go.wait(10)))
-    assert started.wait(10)
+    ledger.write(lambda db: (started.set(), go.wait(PATIENCE)))
+    assert started.wait(PATIENCE)
     forgetting = threading.Thread(target=discard, args=(ledger, blobs, [digest]))
     forgetting.start()
     while ledger._queue.empty():

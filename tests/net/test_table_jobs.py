@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
@@ -100,6 +101,33 @@ def test_a_table_job_gives_the_reference_s_bits(privacy: Any, found: Callable[..
     assert predicted.shape == (2, 2)
     if not privacy:
         assert torch.equal(predicted, result.predict(rows))
+
+
+def test_a_column_of_weights_counts_in_training_and_is_no_feature(found: Callable[..., League], tmp_path: Path) -> None:
+    league, paths = found(), files(tmp_path)
+    for path in paths:
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([f"w,{lines[0]}", *(f"{1 + k % 4},{line}" for k, line in enumerate(lines[1:]))]))
+    write(tmp_path / "test.csv", 1)  # without weights
+    for name, path in zip(PARTIES, paths, strict=True):
+        league.join(name, read_samples(str(path), "sick", labels=("no", "yes"), weights="w"))
+    job = tree(paths)
+    job["task"] |= {"sample_weight": "w", "class_weight": "balanced", "party_test": 0.3, "test": "test.csv"}
+    experiment = parse(job, folder=str(tmp_path))
+    ended = league.ended(league.operator.submit(experiment, "job", 3)[0])
+    assert ended["status"] == "finished", ended["reason"]
+    result = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
+    deployed, reference = league.model(ended["id"]), result.saved_model()
+    assert all(torch.equal(*pair) for pair in zip(tensors(deployed), tensors(reference), strict=True))
+    task = experiment.build_task()
+    assert [name for name, _ in task.table.columns] == ["age", "city", "seen"]
+    unweighted = dataclasses.replace(task, weights=None)
+    others = hansa.simulate(experiment.algorithm, unweighted, **experiment.settings()).saved_model()
+    assert not all(torch.equal(*pair) for pair in zip(tensors(others), tensors(reference), strict=True))
+    with pytest.raises(DataError, match=r"has no column 'v' \(task\.sample_weight\)"):
+        parse({**job, "task": {**job["task"], "sample_weight": "v"}}, folder=str(tmp_path)).build_task()
+    with pytest.raises(DataError, match="line 2, column 'city': expected a number"):
+        parse({**job, "task": {**job["task"], "sample_weight": "city"}}, folder=str(tmp_path)).build_task()
 
 
 def test_held_out_rows_and_the_aggregator_s_test_file_give_the_reference_s_metrics(

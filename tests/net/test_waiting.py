@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, League, samples
+from league import PARTIES, PATIENCE, League, samples
 from typer.testing import CliRunner, Result
 
 import hansa
 from hansa.cli import network
 from hansa.cli.app import app
+from hansa.core import crash_points as points
 from hansa.net import operator as operate
 from hansa.net.aggregator import runtime
 from hansa.net.transport import client
@@ -53,6 +54,16 @@ def experiment(folder: Path, **run: Any) -> str:
 
 def test_waiting_goes_on_when_the_aggregator_restarts(league: League) -> None:
     joined(league)
+    closed: list[str] = []
+
+    def rest(name: str) -> None:
+        """The job comes to rest after two rounds, as when the aggregator shuts down."""
+        if name == "round.closed":
+            closed.append(name)
+            if len(closed) == 2:
+                league.runner.closing.set()
+
+    points.install(rest)
     job = league.submit({"task": TASK, "run": {"rounds": 40}})
     lines, news, found = list[int](), list[str](), list[Any]()
 
@@ -63,11 +74,12 @@ def test_waiting_goes_on_when_the_aggregator_restarts(league: League) -> None:
     waiting.start()
     league.until(lambda: len(lines) > 1)
     league.stop()
+    points.install(None)
     while not news:  # it has noticed that the aggregator does not respond
         waiting.join(0.02)
         assert waiting.is_alive()
     league.start()
-    waiting.join(120)
+    waiting.join(PATIENCE)
     assert found[0]["status"] == "finished" and lines == list(range(1, 41))  # each round once
     assert "trying again" in news[0] and "answers again" in news[-1]
 

@@ -242,7 +242,7 @@ except RuntimeError as error:
     print(Workload(memory={3 * 2**30}).exhausted(error))
 print(torch.ones(3).sum().item())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
     assert "at most 3221225472 bytes (limits.memory in party.toml), and this one takes more" in done.stdout
     assert done.stdout.endswith("3.0\n")
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] != 3 * 2**30 and machine_memory() > 2**28

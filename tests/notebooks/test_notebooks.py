@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ nbclient = pytest.importorskip("nbclient", reason="notebooks are run with nbclie
 pytest.importorskip("ipykernel", reason="notebooks are run with nbclient and ipykernel: make extras")
 pytest.importorskip("pandas", reason="the notebooks show frames of pandas: make extras")
 import nbformat  # noqa: E402
+from traitlets.config import Config  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
@@ -43,7 +45,10 @@ def executed(notebook: Any, kernel: str, folder: Path) -> Any:
     """Run a notebook in a folder and return it with its outputs; an error in a cell is raised."""
     folder.mkdir()
     resources = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name=kernel, resources=resources).execute()
+    with tempfile.TemporaryDirectory() as sockets:  # whose names are short; ports could be taken before they are used
+        config = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
+        nbclient.NotebookClient(notebook, timeout=600, startup_timeout=600, kernel_name=kernel, resources=resources,
+                                config=config).execute()  # fmt: skip
     return notebook
 
 

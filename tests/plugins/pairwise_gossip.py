@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from hansa import DecentralizedSGD, Federation, State, register
-from hansa.algorithms.decentralized_sgd import Gossip, layout
+from hansa.algorithms.decentralized_sgd import Gossip
+from hansa.algorithms.peers import layout
+from hansa.core.mixing import Mixing
 
 
 @register("plugin-gossip")
@@ -26,7 +28,5 @@ class PairwiseGossip(DecentralizedSGD):
         for pair in pairs:
             for party in pair:
                 rows[party, list(pair)] = 0.5
-        each = {party: {"mixing": rows[party]} for party in fed.parties}
-        routes = [route for a, b in pairs for route in ((a, b), (b, a))]
-        await fed.route(Gossip(self.local), layout(state.params), routes, parties=fed.parties, each=each)
+        await fed.exchange(Gossip(self.local), layout(state.params), mixing=Mixing.of(rows))
         return state

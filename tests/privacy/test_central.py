@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from hansa.privacy.accounting import epsilon
 from hansa.privacy.central import UNCLIPPED, Contribution
 from hansa.privacy.guard import Guard
 from hansa.run import Run
+from hansa.secure.masking import Masking
 from hansa.transforms import ClippedUpdate
 
 LENGTHS = [0.1, 0.7, 1.0, 1.5, 40.0]
@@ -100,14 +102,66 @@ def chi_square(draws: Tensor, deviation: float) -> float:
     return (float((draws / deviation).square().sum()) - n) / math.sqrt(2 * n)
 
 
-def test_the_noise_has_the_deviation_of_the_formula() -> None:
+@pytest.mark.parametrize("mechanism", ["discrete", "float"])
+def test_the_noise_has_the_deviation_of_the_formula(mechanism: Any) -> None:
     nothing = [torch.zeros(4000)] * 8
-    dp = CentralDP(sigma=1.3, clip=0.5)
+    dp = CentralDP(sigma=1.3, clip=0.5, mechanism=mechanism)
     first, second = moved(nothing, 1, dp), moved(nothing, 2, dp)
     assert abs(chi_square(first, 1.3 * 0.5 / 8)) < 4
     assert abs(chi_square(second - first, 1.3 * 0.5 / 8)) < 4  # fresh in every round
     assert abs(float(torch.corrcoef(torch.stack([first, second - first]))[0, 1])) < 0.07
     assert torch.equal(first, moved(nothing, 1, dp)) and not torch.equal(first, moved(nothing, 1, dp, seed=1))
+
+
+@pytest.mark.parametrize("quantile", [None, 0.5])
+def test_a_contribution_is_whole_steps_of_a_length_that_holds_exactly(quantile: float | None) -> None:
+    op = guard(CentralDP(sigma=1.1, clip=0.7, quantile=quantile)).contribution(hansa.Gradient(), 1.1, 0.7)
+    assert op.grid is not None
+    for value in (0.0, 1e-320, 0.1, 0.7 / math.sqrt(5), 3.0, 1e200, 1.7e308, math.inf, math.nan):
+        for dtype in (torch.float32, torch.float64):
+            reply = Reply({"w": torch.tensor([value, -value, value, value, value], dtype=dtype)}, 3)
+            sent = op.after(None, {}, reply, {})[0].tensors  # type: ignore[arg-type]
+            steps = [Fraction(x) / Fraction(op.grid.fine) for t in sent.values() for x in t.double().view(-1).tolist()]
+            assert all(step.denominator == 1 for step in steps) and {t.dtype for t in sent.values()} == {torch.float64}
+            assert sum(step**2 for step in steps) <= Fraction(op.grid.longest) ** 2
+            longest = Fraction(op.grid.clip) / Fraction(op.grid.step) - math.isqrt(max(op.size, 1) - 1) - 1
+            assert Fraction(op.grid.longest) <= longest * 2**op.grid.shift
+            if value > 1 and bool(torch.isfinite(reply.tensors["w"]).all()):
+                assert float(sent["w"].norm()) == pytest.approx(0.7, rel=2e-4)
+    assert op.grid.longest * op.parties < 2**53  # a float64 adds them without error
+
+
+def test_a_discrete_sum_is_exact_in_any_order_and_differs_by_one_contribution() -> None:
+    updates = [
+        torch.randn(50, generator=torch.Generator().manual_seed(k)).double() * 10.0 ** (k % 7) for k in range(60)
+    ]
+    private = guard(CentralDP(sigma=1.0), parties=60)
+    op = private.contribution(hansa.Gradient(), 1.0, 1.0)
+    sent = [op.after(None, {}, Reply({"w": update}), {})[0].tensors["w"] for update in updates]  # type: ignore[arg-type]
+    total = torch.stack(sent).sum(0)
+    assert torch.equal(total, torch.stack(sent[::-1]).sum(0)) and torch.equal(total - sent[7], sum(sent[:7] + sent[8:]))
+    assert op.grid is not None
+    noisy, without = (op.grid.exactly_covered({"w": value}, b"s")["w"] for value in (total, total - sent[7]))
+    steps = (noisy - without) / op.grid.step
+    assert torch.equal(steps, steps.round()) and float(steps.norm()) <= op.grid.clip / op.grid.step
+
+
+def test_both_mechanisms_give_nearly_the_same_model_and_float_keeps_its_type() -> None:
+    updates = vectors([0.5, 2.0, 8.0, 1.0])
+    discrete, floats = (
+        moved(updates, dp=CentralDP(sigma=1e-4, mechanism=mechanism)) for mechanism in ("discrete", "float")
+    )
+    clean = moved(updates, dp=CentralDP(sigma=0))
+    assert torch.allclose(discrete, clean, atol=5e-4) and torch.allclose(floats, clean, atol=5e-4)
+    payload = {"model": {"w": torch.zeros(5), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}}
+    for mechanism, dtype in (("discrete", torch.float64), ("float", torch.float32)):
+        private = guard(CentralDP(sigma=1.0, mechanism=mechanism))  # type: ignore[arg-type]
+        assert private.contribution(hansa.Gradient(), 1.0, 1.0).expects(payload)["w"] == ((5,), dtype)
+
+
+def test_a_secure_sum_has_no_float_mechanism() -> None:
+    with pytest.raises(hansa.ConfigError, match="a secure sum adds integers"):
+        steps(vectors([1.0] * 4), 1, Privacy(dp=CentralDP(sigma=1.0, mechanism="float"), secure=Masking()))
 
 
 def guard(dp: CentralDP, algorithm: hansa.Algorithm | None = None, parties: int = 10) -> Guard:

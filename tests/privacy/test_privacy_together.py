@@ -31,6 +31,11 @@ REFUSED = {
     "fedgeomed+": "fedgeomed+ needs more than their sum",
     "fedcomed+": "fedcomed+ needs more than their sum",
     "d-psgd": "d-psgd needs more than their sum",
+    "push-sum": "push-sum needs more than their sum",
+    "bayesian-gossip": "bayesian-gossip needs more than their sum",
+    "self-aggregation": "self-aggregation needs more than their sum",
+    "fedasync": "fedasync needs more than their sum",
+    "co-op": "co-op needs more than their sum",
     "fedbuff": "fedbuff needs more than their sum",
     "zeno++": "zeno++ needs more than their sum",
     "adaptive-top-k": "adaptive-top-k needs more than their sum",
@@ -48,8 +53,16 @@ REFUSED = {
     "pfnm": "pfnm needs more than their sum",
     "fedma": "fedma needs more than their sum",
     "spahm": "spahm needs more than their sum",
+    "psi": "psi needs more than their sum",
+    "linkage": "linkage needs more than their sum",
     "boosting": "parties send more than updates of a model",
     "random-forest": "parties send more than updates of a model",
+    "split": "split needs more than their sum",
+    "secureboost": "secureboost needs more than their sum",
+    "column-forest": "column-forest needs more than their sum",
+    "vertical-linear": "vertical-linear needs more than their sum",
+    "fedv": "fedv needs more than their sum",
+    "split-sequential": "split-sequential needs more than their sum",
 }
 
 
@@ -93,6 +106,11 @@ def test_under_central_privacy_this_algorithm_is_refused_before_it_runs(name: st
     own = torch.randn(6, 3), torch.zeros(6, dtype=torch.int64)
     deep = None if algorithm.models != "widths" else lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     task = small(model=deep, trusted=own, public=own if algorithm.uses_public else None)
+    if algorithm.data == "columns":
+        task = hansa.Task(None, "cross_entropy", [own, (own[0], None)], classes=2, ids=[range(6), range(3, 9)])
+    if name in ("vertical-linear", "fedv"):  # which need a third party, without columns
+        pairs = [own, (own[0], None), (own[0], None)]
+        task = hansa.Task(None, "cross_entropy", pairs, classes=2, ids=[range(6)] * 3)
     assert REFUSED[name] in refusal(algorithm, task)
 
 

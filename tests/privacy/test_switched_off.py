@@ -44,14 +44,18 @@ PAIRS: list[tuple[Any, dict[str, Any], str]] = [
     ({"secure": "masking"}, {"max_weight": 100}, "set privacy.max_weight"),
     ({"dp": DP}, {"max_weight": 100}, "set privacy.dp.weight_cap"),
     ({"secure": "masking"}, {"max_norm": 1.0}, "privacy.bound"),
-    ({"secure": "masking", "threshold": 0.6}, {"min_cohort": 4}, r"run.min_cohort is .* set privacy.threshold = 1"),
+    (
+        {"secure": "masking", "threshold": 0.7, "active": False},
+        {"min_cohort": 4},
+        r"run.min_cohort is .* set privacy.threshold = 1",
+    ),
     ({"secure": "paillier"}, {"min_cohort": 3}, r"run.min_cohort is .* set privacy.min_parties = 3"),
     ({"dp": {**DP, "clip_rate": 0.5}}, {}, "set quantile too"),
     ({"dp": {**DP, "sigma_b": 0.5}}, {}, "set quantile too"),
     ({"dp": {**DP, "total_weight": 5.0}}, {}, "set weight_cap too"),
     ({"dp": DP, "bound": 1.0}, {}, "leave one out"),
     ({"bits": 8}, {}, "is a field of a secure sum"),
-    ({"secure": "masking", "active": True, "neighbours": 2}, {}, "neighbours"),
+    ({"secure": "masking", "neighbours": 2}, {}, "neighbours"),
     ({"secure": Masking(), "bits": 8}, {}, "set the field on that object"),
     (None, {"cohort": 0.5, "cohort_size": 2}, "both set how many parties"),
     (None, {"force": True}, "give resume=True too"),
@@ -74,9 +78,11 @@ def test_what_a_refusal_of_a_least_cohort_recommends_is_accepted() -> None:
     for size in (3, 4):
         wanted = {"cohort_size": size, "min_cohort": size}
         with pytest.raises(ConfigError, match=r"run.min_cohort") as found:
-            run({"secure": "masking", "threshold": 0.51}, **wanted)
+            run({"secure": "masking", "threshold": 0.51, "active": False}, **wanted)
         threshold = float(str(found.value).rpartition("= ")[2])
-        assert run({"secure": "masking", "threshold": threshold}, **wanted).history[0]["replies"] == size
+        assert (
+            run({"secure": "masking", "threshold": threshold, "active": False}, **wanted).history[0]["replies"] == size
+        )
 
 
 def test_a_party_that_names_its_peers_refuses_sums_that_do_not_show_who_they_are() -> None:

@@ -27,6 +27,7 @@ import hansa
 from hansa import cli
 from hansa.cli.app import app
 from hansa.core.registry import KINDS, Part, field_default, field_types, registered, to_config, type_name
+from hansa.experiment.audit import AuditTable
 from hansa.experiment.config import TABLES, TaskTable
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
@@ -159,7 +160,7 @@ def _commands(key: str, command: Any) -> Iterator[tuple[str, str]]:
 def _config() -> Iterator[tuple[str, str]]:
     for table in TABLES:
         yield f"config [{table}]", "table"
-    for table, cls in (("task", TaskTable), ("run", Run), ("privacy", Privacy)):
+    for table, cls in (("task", TaskTable), ("run", Run), ("privacy", Privacy), ("audit", AuditTable)):
         yield from _fields(f"config [{table}]", cls)
     yield "config [study]", "table"
     for key in KEYS:

@@ -136,7 +136,9 @@ def kill_at_writes(name: str, folder: Path, writes: list[int]) -> list[str]:
 def kill_from_outside(name: str, folder: Path) -> list[str]:
     child = os.fork()
     if child == 0:
-        EXPERIMENTS[name](run_dir=folder, checkpoint_seconds=0, on_round=lambda line: time.sleep(0.05))
+        EXPERIMENTS[name](
+            run_dir=folder, checkpoint_seconds=0, on_round=lambda line: time.sleep(0.05 if line["round"] < 3 else 600)
+        )
         os._exit(0)
     metrics = folder / "metrics.jsonl"
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 2:

@@ -32,7 +32,7 @@ SENTENCE = "no round changed the model: updates are not finite in 2 of 2 rounds:
 
 def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hansa.cli", *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=600)
 
 
 def test_a_run_that_never_changed_the_model_fails_with_one_sentence(tmp_path: Path) -> None:

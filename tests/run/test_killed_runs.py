@@ -25,7 +25,7 @@ def graveyard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every run of `doomed.CASES`, killed."""
     root = tmp_path_factory.mktemp("killed")
     script = Path(__file__).with_name("doomed.py")
-    done = subprocess.run([sys.executable, str(script), str(root)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(script), str(root)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     for folder, ends in json.loads(done.stdout).items():
         assert set(ends) == {"killed"}, folder

@@ -17,7 +17,8 @@ from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.registry import build, registered
 from hansa.data import WeighClasses
-from hansa.experiment.config import parse
+from hansa.experiment.config import parse, parse_set, read
+from hansa.study.spec import read_study
 
 DRAWS = torch.Generator().manual_seed(5)
 X = torch.randn(60, 3, generator=DRAWS, dtype=torch.float64)
@@ -279,6 +280,21 @@ def test_files_name_a_column_of_weights(tmp_path: Path) -> None:
         parse({"task": {"dataset": "digits", "model": "logistic", "sample_weight": "v"}})
     with pytest.raises(ConfigError, match="naive-bayes does not use weights"):
         parse({"task": {"dataset": "digits", "class_weight": "balanced"}, "algorithm": "naive-bayes"})
+
+
+@pytest.mark.parametrize("before", ['"balanced"', '{ "0" = 2.0 }', "[1.0, 3.0]"])
+def test_a_table_of_weights_by_class_replaces_a_word_that_the_file_has(before: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(f'[task]\ndataset = "digits"\nmodel = "logistic"\nclass_weight = {before}\n')
+    changes = parse_set(['task.class_weight={ "1" = 9.0 }'])
+    merged = {"0": 2.0, "1": 9.0} if "0" in before and "{" in before else {"1": 9.0}
+    assert read(path, changes).task.class_weight == merged
+    assert read(path, parse_set(["task.class_weight.1=9.0"])).task.class_weight == merged
+    assert read(path, {"task.class_weight": "balanced"}).task.class_weight == "balanced"
+    study = tmp_path / "study.toml"
+    study.write_text(f'[study]\nseeds = 2\nalgorithms = ["fedavg"]\n{path.read_text()}')
+    assert read_study(study, changes).base["task"]["class_weight"] == merged
+    assert read_study(study, {"task.class_weight": "balanced"}).base["task"]["class_weight"] == "balanced"
 
 
 def test_a_party_takes_the_weights_of_classes_once_and_checks_them() -> None:

@@ -192,7 +192,7 @@ def test_parties_in_processes_of_their_own_are_told_the_same(
         )
         for engine in ("reference", "stacked")
     }
-    apart = pool.call(asyncio.wait_for(run_on(experiment, pool.runtime), 120))
+    apart = pool.call(asyncio.wait_for(run_on(experiment, pool.runtime), 600))
     assert same_bits(simulated["reference"].state.tree(), apart.tree())
     close = torch.allclose(simulated["stacked"].state.params.w, apart.params.w, rtol=0, atol=1e-9)
     assert close

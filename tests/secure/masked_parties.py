@@ -20,7 +20,10 @@ from hansa.core.replies import combine
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
+from hansa.secure import session, shamir
+from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.masking import Masking
+from hansa.secure.masking_ops import KIND, PAIR
 
 PHASES = ("secure-keys", "secure-shares", "secure-masked", "secure-unmask")
 
@@ -54,6 +57,18 @@ def party(id: int, numbers: Any, vault: Vault | None = None, secret: bytes = b""
     """A party with these numbers."""
     x = torch.as_tensor(numbers, dtype=torch.int64)
     return Party(id, cast(Any, None), SampleGateway((x, x)), seed, 0, secret, vault or Diary())
+
+
+def secrets(here: Party, memory: Memory) -> session.SessionSecrets:
+    """The secrets of the sum that a party's memory is about."""
+    return session.resume(here, KIND, as_bytes(memory["secure.session"]).decode())
+
+
+def held_shares(here: Party, memory: Memory, row: int) -> tuple[bytes, bytes]:
+    """A party's shares of the mask key and of the seed of the party in this row of its table."""
+    table = secrets(here, memory).unlock(as_bytes(memory["secure.shares"]))
+    pair = table[row * PAIR : (row + 1) * PAIR]
+    return pair[: shamir.SHARE], pair[shamir.SHARE :]
 
 
 @dataclass

@@ -90,6 +90,11 @@ class JobVault(Vault):
         if self.said.setdefault(name, digest) != digest:
             raise PartyError(f"it has answered {name.split()[0]} otherwise before")
 
+    def begin_session(self, kind: str, name: str) -> bytes:
+        return hashlib.sha256(f"{self.name} {self._scope} {kind} {name}".encode()).digest()
+
+    session = begin_session
+
     def sign(self, data: bytes) -> tuple[bytes, bytes]:
         return self.name.encode(), signing_key(self.name).sign(data)
 

@@ -36,7 +36,8 @@ def pid() -> int:
 
 
 def gone(process: int) -> bool:
-    for _ in range(200):
+    end = time.monotonic() + 600
+    while time.monotonic() < end:
         try:
             with open(f"/proc/{process}/stat") as file:
                 if file.read().split()[2] == "Z":
@@ -171,9 +172,9 @@ def test_a_child_that_is_killed_is_replaced_and_one_that_keeps_ending_is_reporte
 def test_other_threads_go_on_while_a_large_power_is_computed() -> None:
     """One power of large numbers holds Python's lock until it is done. Here it takes seconds; other threads
     continue."""
-    exponent, done, begun = Stream(b"x").bits(2**18), threading.Event(), threading.Event()
+    exponent = Stream(b"x").bits(2**18)
 
-    def work() -> None:
+    def work(begun: threading.Event, done: threading.Event) -> None:
         child_process.run(*CALLS[0])  # the child is there
         begun.set()
         try:
@@ -182,14 +183,14 @@ def test_other_threads_go_on_while_a_large_power_is_computed() -> None:
         finally:
             done.set()
 
-    longest = 0.0
-    with ThreadPoolExecutor(1) as pool:
-        doing = pool.submit(work)
-        begun.wait()
-        last = start = time.monotonic()
-        while not done.wait(0.005):
-            now = time.monotonic()
-            longest, last = max(longest, now - last), now
-        whole = time.monotonic() - start
-        doing.result()
-    assert longest < whole / 2
+    def looks() -> int:
+        """How often another thread runs meanwhile."""
+        begun, done = threading.Event(), threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            doing = pool.submit(work, begun, done)
+            begun.wait()
+            count = sum(1 for _ in iter(lambda: done.wait(0.005), True))
+            doing.result()
+        return count
+
+    assert any(looks() > 20 for _ in range(3))  # a busy machine may stop this process alone for a while

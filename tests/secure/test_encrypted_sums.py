@@ -319,7 +319,7 @@ def test_fewer_shares_than_needed_and_the_transcript_do_not_open_a_sum() -> None
     values = [int.from_bytes(as_bytes(here.memories[k]["secure.threshold.share"]), "little") for k in (0, 1)]
     parts = {k + 1: threshold.Share(held[0], k + 1, value).partial(text) for k, value in enumerate(values)}
     with pytest.raises(DataError, match="partial decryptions are inconsistent"):
-        threshold.combine(dataclasses.replace(held[0], needed=2), parts)
+        threshold.combine(dataclasses.replace(held[0], needed=2), text, parts)
     assert not any(name.endswith(("private", "paillier")) for memory in here.memories.values() for name in memory)
 
 

@@ -62,10 +62,10 @@ def test_every_subset_of_dropouts_at_every_exchange_gives_the_sum_of_those_who_c
         run = Parties(x, leaves, known=known)
         if summed is None:
             with pytest.raises(RoundAborted, match=r"\d parties .*, and the secure sum needs 3|quorum"):
-                run.sum(Masking(threshold=0.51))
+                run.sum(Masking(threshold=0.51, active=False))
             outcomes["aborted"] += 1
         else:
-            answer = run.sum(Masking(threshold=0.51))
+            answer = run.sum(Masking(threshold=0.51, active=False))
             assert answer.sums["x"].tolist() == sum(x[id] for id in summed).tolist(), leaves
             assert (answer.count, answer.weight) == (len(summed), len(summed))
             outcomes["summed"] += 1
@@ -78,7 +78,8 @@ def test_a_sum_over_neighbourhoods_is_right_or_not_given(data: st.DataObject) ->
     n = data.draw(st.integers(2, 12))
     leaves = data.draw(st.dictionaries(st.integers(0, n - 1), st.sampled_from(PHASES), max_size=n // 2))
     neighbours = data.draw(st.one_of(st.none(), st.integers(1, 5).map(lambda half: 2 * half)))
-    channel = Masking(threshold=data.draw(st.sampled_from([0.51, 0.67, 0.8])), neighbours=neighbours)
+    threshold = data.draw(st.sampled_from([0.51, 0.67, 0.8]))
+    channel = Masking(threshold=threshold, neighbours=neighbours, active=False)
     x = numbers(n)
     summed = expected(leaves, n, channel.least(n))
     run = Parties(x, leaves, seed=n)
@@ -301,13 +302,13 @@ def test_the_threshold_is_never_less_than_a_majority() -> None:
 def test_terms_that_would_hide_nothing_are_refused() -> None:
     for threshold in (0.5, 0.2, 1.1):
         with pytest.raises(ConfigError, match=r"privacy.threshold must be more than half and at most 1"):
-            Masking(threshold=threshold)
-    with pytest.raises(ConfigError, match=r"privacy.threshold must be more than two thirds"):
-        Masking(threshold=0.6, active=True)
+            Masking(threshold=threshold, active=False)
+    with pytest.raises(ConfigError, match=r"must be more than two thirds .*; or set privacy.active = false"):
+        Masking(threshold=0.6)
     with pytest.raises(ConfigError, match=r"privacy.neighbours must be even and at least 2, got 3"):
-        Masking(neighbours=3)
-    with pytest.raises(ConfigError, match="a lying aggregator could try keys"):
-        Masking(neighbours=4, active=True)
+        Masking(neighbours=3, active=False)
+    with pytest.raises(ConfigError, match=r"a lying aggregator could try keys .*; or set privacy.active = false"):
+        Masking(neighbours=4)
     with pytest.raises(ConfigError, match="over one party"):
         SecureShares(1, 0.67, 0)  # as a party is asked
     with pytest.raises(RoundAborted, match="over one party"):

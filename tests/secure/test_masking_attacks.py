@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from masked_parties import PHASES, Count, Diary, Parties, party
+from masked_parties import Count, Diary, Parties, held_shares, party, secrets
 
 from hansa.core import codec
-from hansa.core.errors import RoundAborted
 from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
 from hansa.secure import Masking, key_agreement, shamir, signatures
 from hansa.secure.masking_ops import SecureConsistent, SecureKeys, SecureMasked, SecureShares, SecureUnmask
@@ -34,11 +33,12 @@ def test_what_the_aggregator_sees_holds_no_update_and_no_secret(active: bool) ->
         for number in x[id].tolist():
             assert number.to_bytes(7, "little") not in seen  # as it would stand in the ring
         kept = {name: value for memories in run.past for name, value in memories.get(id, {}).items()}
-        secrets = kept["secure.secrets"].numpy().tobytes()
-        for secret in (secrets[:32], secrets[32:], kept["secure.seed"].numpy().tobytes()):
+        own = secrets(run.here[id], kept)
+        for secret in (own.root, own.secret("box"), own.secret("mask"), own.secret("seed")):
             assert len(secret) == 32 and secret not in seen
-        own = kept["secure.share"].numpy().tobytes()
-        halves = [own[: shamir.SHARE] in seen, own[shamir.SHARE :] in seen]
+            assert all(secret not in value.numpy().tobytes() for value in kept.values())  # it stays in the vault
+        share = own.unlock(kept["secure.share"].numpy().tobytes())
+        halves = [share[: shamir.SHARE] in seen, share[shamir.SHARE :] in seen]
         assert halves == [False, id != 4]  # never the key's share; the seed's share of parties that stayed
 
 
@@ -50,10 +50,9 @@ def test_no_two_answers_together_hold_both_shares_of_a_party() -> None:
     assert len(opened) == 4
     before = run.past[2]
     for id, table in enumerate(opened):
-        held = before[id]["secure.shares"].numpy()
         for other in range(5):
-            key, seed = held[other, : shamir.SHARE], held[other, shamir.SHARE :]
-            assert table[other].numpy().tolist() == (key if other == 4 else seed).tolist()
+            key, seed = held_shares(run.here[id], before[id], other)
+            assert table[other].numpy().tobytes() == (key if other == 4 else seed)
 
 
 def test_the_colluding_below_the_threshold_do_not_learn_a_partys_secret() -> None:
@@ -63,13 +62,13 @@ def test_the_colluding_below_the_threshold_do_not_learn_a_partys_secret() -> Non
     before = run.past[2]
     found = {}
     for id in (0, 1, 2):
-        table = before[id]["secure.shares"].numpy()
-        found[id + 1] = table[4, shamir.SHARE :].tobytes()
+        found[id + 1] = held_shares(run.here[id], before[id], 4)[1]
     with pytest.raises(ValueError, match="3 shares, and 4 are needed"):
         shamir.recover(found, 4)
-    assert shamir.recover(found, 3) != before[4]["secure.seed"].numpy().tobytes()
-    found[4] = before[3]["secure.shares"].numpy()[4, shamir.SHARE :].tobytes()
-    assert shamir.recover(found, 4) == before[4]["secure.seed"].numpy().tobytes()
+    seed = secrets(run.here[4], before[4]).secret("seed")
+    assert shamir.recover(found, 3) != seed
+    found[4] = held_shares(run.here[3], before[3], 4)[1]
+    assert shamir.recover(found, 4) == seed
 
 
 class Victim:
@@ -108,8 +107,9 @@ class Victim:
         self.sealed = self.all(self.terms, self.advertised)
 
     def boxes(self, ids: list[int]) -> dict[str, Any]:
-        rows = [self.sealed[id].tensors["sealed"][0] for id in ids]  # the victim is the first neighbour of every party
-        return {"secure": {"ids": torch.tensor(ids), "sealed": torch.stack(rows)}}
+        # The victim is the first neighbour of every party.
+        sealed, checks = ([self.sealed[id].tensors[name][0] for id in ids] for name in ("sealed", "checks"))
+        return {"secure": {"ids": torch.tensor(ids), "sealed": torch.stack(sealed), "checks": torch.stack(checks)}}
 
     def mask(self) -> None:
         self.masked, self.memory[0] = self.one(self.op, self.boxes([1, 2, 3, 4]))
@@ -176,7 +176,13 @@ def test_parties_that_were_told_different_things_cannot_open_each_others_boxes()
         fresh = party(1, [0, 0, 0], secret=b"of party 1")
         _, memory = SecureKeys().run(fresh, {"session": "round.0 0"}, {})
         victim.sealed[1], _ = terms.run(fresh, told, memory)
-        assert "the share of party 1 is invalid" in victim.refuses(victim.op, victim.boxes([1, 2, 3, 4]))
+        assert "3 of the parties that share secrets with it are left, and 4" in victim.refuses(
+            victim.op, victim.boxes([1, 2, 3])
+        )
+        victim.mask()
+        assert victim.masked.tensors["faults"].tolist() == [1, 0, 0, 0]
+        # The party that was told something else counts neither among those that hold its secrets nor as a survivor.
+        assert "3 of the parties that share secrets" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 3))
 
 
 def test_shares_are_not_given_twice_for_other_lists() -> None:
@@ -213,7 +219,7 @@ def test_masked_numbers_are_not_sent_to_few_or_to_strangers() -> None:
     boxes["secure"]["ids"] = torch.tensor([1, 2, 2, 3])
     assert "lists a party twice" in victim.refuses(victim.op, boxes)
     boxes["secure"] = victim.boxes([2, 1, 3, 4])["secure"] | {"ids": torch.tensor([1, 2, 3, 4])}
-    assert "the share of party 1 is invalid" in victim.refuses(victim.op, boxes)
+    assert "3 of the parties that share secrets with it are left, and 4" in victim.refuses(victim.op, boxes)
     assert "no list of party ids" in victim.refuses(victim.op, {})
 
 
@@ -227,9 +233,8 @@ def test_both_shares_of_a_party_are_never_given() -> None:
     victim.mask()
     remembered = dict(victim.memory[0])
     opened, after = victim.one(SecureUnmask(4), survivors(0, 1, 2, 3))
-    held = remembered["secure.shares"]
-    assert torch.equal(opened.tensors["shares"][4], held[4, : shamir.SHARE])
-    assert torch.equal(opened.tensors["shares"][3], held[3, shamir.SHARE :])
+    assert opened.tensors["shares"][4].numpy().tobytes() == held_shares(victim.party, remembered, 4)[0]
+    assert opened.tensors["shares"][3].numpy().tobytes() == held_shares(victim.party, remembered, 3)[1]
     assert "otherwise before" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 3, 4))
     assert "otherwise before" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 4))
     victim.memory[0] = after
@@ -252,8 +257,8 @@ def test_new_keys_make_a_party_forget_what_it_had_of_the_sum_before() -> None:
     victim.share()
     victim.memory[0]["own"] = torch.ones(2)
     _, memory = victim.one(SecureKeys(), {"session": "round.1 0"})
-    assert set(memory) == {"own", "secure.secrets", "secure.session"}
-    assert not torch.equal(memory["secure.secrets"], victim.memory[0]["secure.secrets"])
+    assert set(memory) == {"own", "secure.public", "secure.session"}
+    assert not torch.equal(memory["secure.public"], victim.memory[0]["secure.public"])
 
 
 def test_an_active_aggregator_cannot_put_its_own_keys_in_a_partys_place() -> None:
@@ -289,7 +294,8 @@ def test_an_active_aggregator_must_tell_all_the_same_survivors() -> None:
         ids = [other for other in range(5) if other != id]
         place = {other: [p for p in range(5) if p != other].index(id) for other in ids}
         rows = torch.stack([victim.sealed[other].tensors["sealed"][place[other]] for other in ids])
-        boxes = {"secure": {"ids": torch.tensor(ids), "sealed": rows}}
+        checks = torch.stack([victim.sealed[other].tensors["checks"][id] for other in ids])
+        boxes = {"secure": {"ids": torch.tensor(ids), "sealed": rows, "checks": checks}}
         _, victim.memory[id] = victim.one(victim.op, boxes, id)
     told = {0: survivors(0, 1, 2, 3), 1: survivors(0, 1, 2, 3, 4), 2: survivors(0, 1, 2, 3), 3: survivors(0, 1, 2, 3)}
     signatures = [victim.one(SecureConsistent(), told[id], id)[0].tensors["signature"] for id in range(4)]
@@ -301,18 +307,22 @@ def test_an_active_aggregator_must_tell_all_the_same_survivors() -> None:
     assert "otherwise before" in victim.refuses(SecureConsistent(), survivors(0, 1, 2, 3, 4))
 
 
-def test_shares_that_fit_nothing_abort_the_sum() -> None:
-    for phase, reason in (("secure-unmask", "outside the field"), ("", "do not give the key that it advertised")):
-        run = Parties(numbers(), {4: "secure-masked"})
-        answer = run.answer
+class Forgetful(Diary):
+    """A vault that draws another secret for a session of the same name after it has forgotten the first."""
 
-        def forge(ask: Any, phase: str = phase, answer: Any = answer) -> Any:
-            given = answer(ask)
-            if ask.op.name == PHASES[-1]:
-                for reply in given.replies[:1]:
-                    reply.tensors["shares"][4] = 255 if phase else 0
-            return given
+    root = b"1" * 32
 
-        run.answer = forge  # type: ignore[method-assign]
-        with pytest.raises(RoundAborted, match=reason):
-            run.sum(Masking(threshold=0.51))
+    def begin_session(self, kind: str, name: str) -> bytes:
+        return self.root
+
+    session = begin_session
+
+
+def test_a_memory_of_a_forgotten_sum_of_the_same_name_is_not_used() -> None:
+    vault, asked = Forgetful(), {"session": "round.0 0"}
+    here = [party(0, [1, 2, 3], vault), *(party(id, [4, 5, 6], secret=b"of %d" % id) for id in (1, 2))]
+    replies = [SecureKeys().run(one, asked, {}) for one in here]
+    told = {"ids": torch.arange(3), "keys": torch.stack([reply.tensors["keys"] for reply, _ in replies])}
+    vault.root = b"2" * 32
+    outcome = perform(SecureShares(3, 0.7, 2), here[0], told, replies[0][1])
+    assert isinstance(outcome, str) and "an earlier secure sum of the same name" in outcome

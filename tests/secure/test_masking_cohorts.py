@@ -54,11 +54,12 @@ class Circle:
         return reply
 
     def share(self) -> None:
-        self.sealed = [self.answer(id, self.shares, self.told).tensors["sealed"] for id in range(self.n)]
+        self.dealt = [self.answer(id, self.shares, self.told).tensors for id in range(self.n)]
 
     def boxes(self, id: int, others: list[int]) -> dict[str, Any]:
-        rows = [self.sealed[other][[p for p in range(self.n) if p != other].index(id)] for other in others]
-        return {"secure": {"ids": torch.tensor(others), "sealed": torch.stack(rows)}}
+        rows = [self.dealt[other]["sealed"][[p for p in range(self.n) if p != other].index(id)] for other in others]
+        checks = [self.dealt[other]["checks"][id] for other in others]
+        return {"secure": {"ids": torch.tensor(others), "sealed": torch.stack(rows), "checks": torch.stack(checks)}}
 
 
 def listed(keys: list[Reply], active: bool) -> dict[str, Any]:

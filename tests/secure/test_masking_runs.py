@@ -86,7 +86,7 @@ def test_a_round_with_too_few_parties_changes_nothing_and_says_why() -> None:
 
 
 def test_a_party_that_left_in_the_first_exchange_counts_in_the_quorum() -> None:
-    privacy = {"secure": "masking", "threshold": 0.6}
+    privacy = {"secure": "masking", "threshold": 0.6, "active": False}
     run = hansa.simulate(hansa.FedAvg(), task(), rounds=1, quorum=0.8, privacy=privacy,
                          absent=lambda party, _: party == 4)  # fmt: skip
     assert (run.history[0]["asked"], run.history[0]["replies"]) == (5, 4)
@@ -103,10 +103,12 @@ def test_the_first_of_more_parties_than_needed_make_the_sum() -> None:
 
 
 def test_an_aggregator_that_may_lie_gives_the_same_sum() -> None:
-    masked = hansa.simulate(hansa.FedAvg(), task(), rounds=2, privacy={"secure": "masking", "threshold": 0.7})
-    active = hansa.simulate(hansa.FedAvg(), task(), rounds=2,
-                            privacy={"secure": "masking", "threshold": 0.7, "active": True})  # fmt: skip
-    assert torch.equal(masked.state.params.w, active.state.params.w)
+    curious, default, active = (
+        hansa.simulate(hansa.FedAvg(), task(), rounds=2, privacy={"secure": "masking", "threshold": 0.7, **given})
+        for given in ({"active": False}, {}, {"active": True})
+    )
+    assert torch.equal(curious.state.params.w, active.state.params.w)
+    assert default.history[-1]["bytes_up"] == active.history[-1]["bytes_up"] > curious.history[-1]["bytes_up"]
 
 
 def test_what_cannot_be_masked_is_refused_before_anything_runs() -> None:

@@ -17,9 +17,9 @@ from hansa.core.gateway import SampleGateway
 from hansa.core.op import Party, Reply
 from hansa.core.relay import KEYS, REASONS, RECEIVE, SEND, UNLIKE, UNSEALED, UNTRUSTED
 from hansa.net.party.workload import Workload
-from hansa.secure import envelopes, key_agreement, signatures
+from hansa.secure import envelopes, key_agreement, session, signatures
 from hansa.secure.byte_tensors import as_bytes, as_tensor
-from hansa.secure.routing import ENVELOPE, RouteKeys, RouteReceive, RouteSend, _advertised, _Session, _split
+from hansa.secure.routing import ENVELOPE, RouteEnd, RouteKeys, RouteReceive, RouteSend, _advertised, split_memory
 
 NUMBERS = {0: [1.0, 2.0, 3.0], 1: [10.0, 20.0, 30.0], 2: [100.0, 200.0, 300.0]}
 ALL = [(a, b) for a in range(3) for b in range(3) if a != b]
@@ -242,7 +242,7 @@ def test_a_receiver_cannot_pass_on_another_message_as_the_senders() -> None:
     honest.route(routes, Shout())
     sealed = as_bytes(honest.sent[0, RECEIVE, 2]["route"]["sealed"]["0"])
     plain = codec.encode({"x": torch.tensor(NUMBERS[0], dtype=torch.float64), "from": torch.tensor(0)})
-    key = honest.here[0].private("route", "round 0", "message", hashlib.sha256(plain).hexdigest())
+    key = session.resume(honest.here[0], "route", "round 0").secret("message", hashlib.sha256(plain).hexdigest())
     assert envelopes.unseal(key, sealed) == plain
     forged = codec.encode({"x": torch.full((3,), 666.0, dtype=torch.float64), "from": torch.tensor(0)})
 
@@ -380,7 +380,7 @@ def test_a_message_that_is_not_as_announced_is_refused_with_its_senders_name(mes
     def forge(step: Ask, party: int, reply: Reply) -> Reply:
         assert step.op is not None
         if step.op.name == SEND and party == 0:
-            session = _Session.of(liar, Say(), _split(parties.memories[0])[1])
+            session = RouteEnd.of(liar, Say(), split_memory(parties.memories[0])[1])
             key = session.trusted_keys(step.payload_of(0)["route"], [1, 2])[1]
             sealed = envelopes.seal(b"k" * 32, data)
             reply.tensors["envelopes"][0] = as_tensor(session.envelope(1, key, b"k" * 32, sealed))
@@ -444,9 +444,9 @@ def test_a_malformed_ask_is_declined(route: Any) -> None:
     received = {**route, "senders": route.get("receivers")} if isinstance(route, dict) else route
     with pytest.raises(PartyError):
         RouteReceive(Say()).run(party, {"route": received}, memory)
-    for session in (None, "", "x" * 101, 3):
+    for name in (None, "", "x" * 101, 3):
         with pytest.raises(PartyError, match="session"):
-            RouteKeys().run(party, {"session": session}, {})
+            RouteKeys().run(party, {"session": name}, {})
 
 
 def test_more_peers_than_the_policy_allows_and_messages_larger_than_the_memory_are_refused() -> None:

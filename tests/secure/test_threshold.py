@@ -29,16 +29,16 @@ def test_any_enough_shares_open_a_ciphertext_and_fewer_do_not() -> None:
     text = KEY.encrypt(KEY.encode(-123456789), Stream(b"x")) + KEY.encrypt(KEY.encode(1000), Stream(b"y"))
     parts = {share.index: share.partial(text) for share in SHARES}
     for some in itertools.combinations(parts, 3):
-        assert KEY.decode(combine(DEALING, {place: parts[place] for place in some})) == -123455789
-    assert KEY.decode(combine(DEALING, parts)) == -123455789
+        assert KEY.decode(combine(DEALING, text, {place: parts[place] for place in some})) == -123455789
+    assert KEY.decode(combine(DEALING, text, parts)) == -123455789
     fewer = dataclasses.replace(DEALING, needed=2)
     for some in itertools.combinations(parts, 2):
         with pytest.raises(DataError, match="2 partial decryptions, and 3 are needed"):
-            combine(DEALING, {place: parts[place] for place in some})
+            combine(DEALING, text, {place: parts[place] for place in some})
         with pytest.raises(DataError, match="are inconsistent"):  # nor where one pretends that two are enough
-            combine(fewer, {place: parts[place] for place in some})
+            combine(fewer, text, {place: parts[place] for place in some})
     with pytest.raises(DataError, match="are inconsistent"):
-        combine(DEALING, {**parts, 1: parts[1] * 2})
+        combine(DEALING, text, {**parts, 1: parts[1] * 2})
 
 
 def test_a_share_keeps_to_its_key_and_numbers_that_no_key_can_have_are_refused() -> None:
@@ -69,7 +69,7 @@ def test_a_dealing_survives_the_wire_and_its_name_tells_all_of_it() -> None:
 
 def test_what_few_shares_hold_is_consistent_with_any_key() -> None:
     """Two of three needed shares fit polynomials with any value at 0."""
-    modulus = P * Q * (P // 2) * (Q // 2)
+    modulus = (P // 2) * (Q // 2)
     (a, fa), (b, fb) = ((share.index, share.value) for share in SHARES[:2])
     for secret in (0, 1, 12345):  # f(x) = secret + c x + d x^2 through both
         d = ((fa - secret) * pow(a, -1, modulus) - (fb - secret) * pow(b, -1, modulus)) * pow(a - b, -1, modulus)
@@ -84,7 +84,7 @@ def test_every_share_that_was_dealt_rightly_passes_and_any_other_is_refused() ->
     for other in (SHARES[1].value, SHARES[0].value + 1, SHARES[0].value - 1, 0):
         with pytest.raises(DataError, match="does not match its verification key"):
             Share(DEALING, 1, other).check()
-    for other in (KEY.square, 2**5000, -1):
+    for other in (KEY.n, KEY.square, 2**5000, -1):
         with pytest.raises(DataError, match="out of its range"):
             Share(DEALING, 1, other).check()
 
@@ -96,7 +96,7 @@ def test_a_dealing_with_a_single_wrong_verification_key_is_refused(total: int, d
     dealing = deal_with(P, Q, tuple(range(total)), needed, Stream(b"some"))[0].dealing
     dealing.check()
     wrong, place = list(dealing.checks), data.draw(st.integers(0, total - 1))
-    wrong[place] = wrong[place] * dealing.base % dealing.key.square
+    wrong[place] = wrong[place] * dealing.base % dealing.key.n
     with pytest.raises(DataError, match="are inconsistent"):
         dataclasses.replace(dealing, checks=tuple(wrong)).check()
 
@@ -104,7 +104,7 @@ def test_a_dealing_with_a_single_wrong_verification_key_is_refused(total: int, d
 @pytest.mark.parametrize("place", range(len(OWNERS)))
 def test_every_verification_key_is_checked(place: int) -> None:
     wrong = list(DEALING.checks)
-    wrong[place] = wrong[place] * DEALING.base % KEY.square
+    wrong[place] = wrong[place] * DEALING.base % KEY.n
     with pytest.raises(DataError, match="are inconsistent"):
         dataclasses.replace(DEALING, checks=tuple(wrong)).check()
 
@@ -125,22 +125,36 @@ def test_a_dealing_whose_threshold_is_another_is_refused() -> None:
     """Also if the owners of some shares cannot notice it: their shares match their verification keys."""
     with pytest.raises(DataError, match="are inconsistent"):
         dataclasses.replace(DEALING, needed=2).check()
-    for value in (0, KEY.square, P, 5 * KEY.n):
-        with pytest.raises(DataError, match="not a ciphertext"):
+    for value in (0, KEY.n, KEY.n + 1, P, 5 * Q):
+        with pytest.raises(DataError, match="not invertible modulo n"):
             dataclasses.replace(DEALING, checks=(value, *DEALING.checks[1:]))
     with pytest.raises(DataError, match="4 verification keys do not match 5 shares"):
         dataclasses.replace(DEALING, checks=DEALING.checks[1:])
 
 
 def test_a_dealing_that_would_open_everything_doubled_is_refused() -> None:
-    """Its shares lie on a polynomial of the right degree, with twice the exponent that decrypts at 0."""
+    """Its shares lie on a polynomial of the right degree, with twice the exponent of the root at 0."""
     with pytest.raises(DataError, match="are inconsistent"):
-        dataclasses.replace(DEALING, checks=tuple(pow(check, 2, KEY.square) for check in DEALING.checks)).check()
+        dataclasses.replace(DEALING, checks=tuple(pow(check, 2, KEY.n) for check in DEALING.checks)).check()
 
 
-def test_the_base_of_proofs_is_an_encryption_of_one() -> None:
-    text = KEY.ciphertext(DEALING.base)
-    assert combine(DEALING, {share.index: share.partial(text) for share in SHARES}) == 1
+def test_the_base_of_proofs_is_a_square_that_nobody_chooses() -> None:
+    for prime in (P, Q):
+        assert pow(DEALING.base, prime // 2, prime) == 1 != DEALING.base % prime  # of the whole order of the squares
+    assert threshold.base_of(KEY) == DEALING.base != threshold.base_of(PUBLIC)
+
+
+def test_opening_reveals_the_sum_and_its_randomiser() -> None:
+    """The root that partial decryptions give is the product of the randomisers, to the power 4 D^2."""
+    draws = [Stream(b"one").bits(KEY.bits // 2), Stream(b"two").bits(KEY.bits // 2)]
+    text = KEY.encrypt(20, Stream(b"one")) + KEY.encrypt(22, Stream(b"two"))
+    root = 1
+    for index, factor in DEALING.at_zero([1, 2, 3]).items():
+        root = root * pow(SHARES[index - 1].partial(text), 2 * factor, KEY.n) % KEY.n
+    order = (P - 1) * (Q - 1)
+    randomiser = pow(pow(KEY.hn, sum(draws), KEY.n), pow(KEY.n, -1, order), KEY.n)
+    assert root == pow(randomiser, 4 * DEALING.scale**2, KEY.n)
+    assert combine(DEALING, text, {share.index: share.partial(text) for share in SHARES}) == 42
 
 
 def test_the_proof_of_right_partial_decryptions_holds() -> None:
@@ -168,12 +182,12 @@ def test_a_wrong_partial_decryption_has_no_proof(data: st.DataObject) -> None:
     share, parts = SHARES[0], parts_of(SHARES[0])
     at = data.draw(st.integers(0, 3))
     wrong = data.draw(st.sampled_from([
-        parts[at] * (1 + KEY.n) % KEY.square,  # another message
+        parts[at] * DEALING.base % KEY.n,
         SHARES[1].partial(TEXTS[at]),
         parts[at - 1],
-        pow(parts[at], 2, KEY.square),
-        1, 0, KEY.square + parts[at], KEY.n,
-        data.draw(st.integers(2, KEY.square - 1)),
+        pow(parts[at], 2, KEY.n),
+        1, 0, KEY.n + parts[at], KEY.n, P,
+        data.draw(st.integers(2, KEY.n - 1)),
     ]))  # fmt: skip
     if wrong == parts[at]:
         return
@@ -185,19 +199,19 @@ def test_a_wrong_partial_decryption_has_no_proof(data: st.DataObject) -> None:
 def test_two_errors_that_undo_each_other_are_found() -> None:
     """The products have random powers: otherwise the errors of two partial decryptions could cancel."""
     share, parts = SHARES[0], parts_of(SHARES[0])
-    more = 1 + 7 * KEY.n
-    lie = [parts[0] * more % KEY.square, parts[1] * pow(more, -1, KEY.square) % KEY.square, *parts[2:]]
+    more = pow(7, 2, KEY.n)
+    lie = [parts[0] * more % KEY.n, parts[1] * pow(more, -1, KEY.n) % KEY.n, *parts[2:]]
     assert not DEALING.proven(1, TEXTS, lie, share.prove(TEXTS, lie, b"secret"))
 
 
 def test_an_error_that_a_proof_cannot_show_does_no_harm() -> None:
     """A partial decryption with the opposite sign is also correct: the interpolation squares it."""
     share, parts = SHARES[0], parts_of(SHARES[0])
-    turned = [KEY.square - value for value in parts]
+    turned = [KEY.n - value for value in parts]
     assert DEALING.proven(1, TEXTS, turned, share.prove(TEXTS, turned, b"secret"))
     for k, value in enumerate(turned):
         others = {place: SHARES[place - 1].partial(TEXTS[k]) for place in (2, 3)}
-        assert combine(DEALING, {1: value, **others}) == k
+        assert combine(DEALING, TEXTS[k], {1: value, **others}) == k
 
 
 def test_proofs_of_different_vectors_do_not_share_their_randomness() -> None:

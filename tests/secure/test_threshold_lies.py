@@ -45,7 +45,7 @@ def raised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Partial decryptions that would enlarge the sum, with the proof of the correct ones."""
     values = from_rows(tensors["partial"])
     key = 1 + 2**1000
-    return {**tensors, "partial": to_rows([value * key % 2**2047 | 1 for value in values], 256)}
+    return {**tensors, "partial": to_rows([value * key % 2**1023 | 1 for value in values], 128)}
 
 
 def zeros(name: str) -> Change:

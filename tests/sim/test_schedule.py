@@ -33,7 +33,7 @@ def test_a_schedule_holds_the_batches_of_each_party(solver: LocalSolver, sizes: 
     objective = Objective(task.model, task.loss, 0)
     shards = task.holdings(objective).train
     parties = sorted(range(len(sizes)), key=lambda k: -solver.count(sizes[k]))
-    plan = schedule([solver], shards, parties, 7, round, torch.device("cpu"))
+    plan = schedule([solver], shards, parties, 7, [round], torch.device("cpu"))
     for k, party in enumerate(parties):
         batches = solver.batches(sizes[party], 7, round, party)
         assert plan.steps[k] == len(batches) == solver.count(sizes[party])

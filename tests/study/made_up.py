@@ -31,6 +31,7 @@ def made_up(
     lost: Fate = lambda cell: None,
     trials: Sequence[Trial] = (),
     task: Mapping[str, Any] | None = None,
+    metrics: Sequence[Any] = (),
 ) -> Results:
     """Results with accuracies that rise to `top` of (algorithm's index, setting's index). `lost` runs have no finite
     loss at the end; `clock` gives the simulated seconds at the end of a round."""
@@ -46,7 +47,8 @@ def made_up(
         ]
     given |= {"target": target} if target is not None else {}
     given |= {"metric": metric} if metric is not None else {}
-    tree = {"study": given, "task": dict(task or {"dataset": "digits", "model": "logistic"}), "run": {"rounds": rounds}}
+    run = {"rounds": rounds, **({"metrics": list(metrics)} if metrics else {})}
+    tree = {"study": given, "task": dict(task or {"dataset": "digits", "model": "logistic"}), "run": run}
     study = parse_study(tree, name)
     cells = study.cells()
     settings = list(dict.fromkeys(cell.setting for cell in cells))

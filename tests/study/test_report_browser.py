@@ -15,6 +15,7 @@ from hansa.report.html import Sheet, TableCell, write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser's driver (playwright) is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PATIENT = 600_000.0  # milliseconds; a slow machine takes its time
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 MILLIMETRE = 96 / 25.4
 
@@ -22,7 +23,7 @@ MILLIMETRE = 96 / 25.4
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENT)
         yield launched
         launched.close()
 
@@ -40,6 +41,7 @@ def page(browser: Any) -> Iterator[Any]:
     """A page that fails the test on any console message or request."""
     context = browser.new_context()
     opened = context.new_page()
+    opened.set_default_timeout(PATIENT)
     said: list[str] = []
     opened.on("console", lambda message: said.append(message.text))
     opened.on("pageerror", lambda error: said.append(str(error)))
@@ -160,3 +162,29 @@ def test_the_parties_of_a_study_are_a_table_that_sorts_and_a_heat_map(page: Any,
     assert names.all_inner_texts() == first[::-1] and set(first) == set(scores)
     figure = page.locator("section").filter(has=page.get_by_role("heading", name="Parties by algorithm"))
     assert figure.locator("svg, img").count() == 1
+
+
+def test_every_chosen_metric_is_a_row_of_a_table_that_fits_the_window(page: Any, tmp_path: Path) -> None:
+    chosen = ["f1", "log-loss", {"name": "recall", "by": 1}, "confusion-matrix"]
+    results = made_up(("fedavg", "scaffold", "<i>own</i>"), ("iid",), 3, 3, metrics=chosen)
+    for at, outcome in enumerate(results.outcomes):
+        outcome.history[-1] |= {"f1": 0.5 + 0.01 * at, "party_f1_mean": 0.4 + 0.01 * at, "log_loss": 0.9 - 0.1 * at,
+                                "recall_by_1_gap": None if at == 0 else 0.1, "recall_by_1": {"0": 0.3}}  # fmt: skip
+    page.goto(write_report(tmp_path / "report.html", *report.contents(results)).as_uri())
+    section = page.locator("section").filter(has=page.get_by_role("heading", name="All metrics", exact=True))
+    rows = {row[0]: row[1:] for row in ([*each.locator("td, th").all_inner_texts()]
+                                        for each in section.locator("tbody tr").all())}  # fmt: skip
+    assert list(rows) == ["F1, %", "F1, mean of parties, %", "log loss", "recall by 1 gap, %", "accuracy, %",
+                          "accuracy, worst tenth of parties, %", "loss"]  # fmt: skip
+    assert rows["F1, %"][0].startswith("51.00 ± 2.48") and rows["F1, %"][2].startswith("57.00")
+    assert rows["recall by 1 gap, %"][0].endswith("(2 of 3)")
+    strong = section.locator("tbody tr").nth(0).locator("strong")
+    assert strong.count() == 1 and strong.inner_text().startswith("57.00")
+    assert section.locator("thead th").all_inner_texts()[1:] == ["fedavg", "scaffold", "<i>own</i>"]
+    page.set_viewport_size({"width": 360, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_study_without_chosen_metrics_has_no_table_of_them() -> None:
+    headings = [getattr(section, "title", "") for section in report.contents(made_up())[2]]
+    assert "Results" in headings and "All metrics" not in headings

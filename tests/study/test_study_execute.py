@@ -233,17 +233,17 @@ jobs = 2
     first = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment)
     cells = tmp_path / "k" / "killed" / "cells"
     seen: list[int] = []
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while time.monotonic() < until:  # until one run is under way, with some of its rounds saved
         lengths = [len(path.read_bytes().splitlines()) for path in cells.glob(f"*/{METRICS}")]
-        if any(3 <= length < rounds for length in lengths):
+        seen = children(first.pid)
+        if len(seen) == 2 and any(3 <= length < rounds for length in lengths):
             break
         time.sleep(0.01)
-    seen = children(first.pid)
     first.kill()
     first.wait()
     assert len(seen) == 2
-    until = time.monotonic() + 30
+    until = time.monotonic() + 600
     while any(Path(f"/proc/{pid}").exists() and _alive(pid) for pid in seen) and time.monotonic() < until:
         time.sleep(0.01)
     assert not any(_alive(pid) for pid in seen)  # workers have died with their parent

@@ -18,6 +18,8 @@ from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
 from hansa.core.registry import KINDS, Part, field_default, field_types, fill, registered, to_config
 from hansa.data.partition import Partition
+from hansa.drift import Drift
+from hansa.experiment.audit import AuditTable
 from hansa.experiment.config import Experiment, TaskTable, parse
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
@@ -39,10 +41,11 @@ TREE: dict[str, Any] = {
 OTHERS: dict[str, Any] = {
     "task": TaskTable(dataset="digits"), "partition": None, "algorithm": registered("algorithm")["scaffold"](),
     "run": Run(rounds=99), "tree": {}, "folder": "elsewhere", "adversary": (), "track": ("tracker",),
-    "privacy": Privacy(), "name": "other", "task.dataset": "mnist", "task.model": "logistic",
+    "privacy": Privacy(), "audit": AuditTable(keep_replies=True), "name": "other",
+    "task.dataset": "mnist", "task.model": "logistic",
     "task.dataset.drop": ("column",),
 }  # fmt: skip
-OUTSIDE = {"tracker", "op", "predictor", "transform"}  # kinds that no field of an experiment names
+OUTSIDE = {"tracker", "op", "predictor", "transform", "attestation"}  # kinds that no field of an experiment names
 Rebuild = Callable[[Any], Experiment]  # the experiment with another value at one place
 
 
@@ -103,7 +106,7 @@ def another(value: Any, hint: Any, step: float = 1) -> Any:
     chosen = next(option for option in options(hint) if option is not type(None))
     if get_origin(chosen) is Literal:
         return next(choice for choice in get_args(chosen) if choice != value)
-    return {int: 3, float: 0.5, str: "text", bool: True, dict: {"party": {"lr": 2.0}}}[chosen]
+    return {int: 3, float: 0.5, str: "text", bool: True, Any: 3, dict: {"party": {"lr": 2.0}}}[chosen]
 
 
 def places() -> Iterator[tuple[str, Any, Rebuild]]:
@@ -149,7 +152,8 @@ def typed(cls: type[Any]) -> dict[str, Any]:
     if cls is not Experiment:
         return field_types(cls)
     hints: dict[str, Any] = {field.name: Any for field in dataclasses.fields(cls)}
-    return hints | {"partition": Partition, "algorithm": Algorithm, "adversary": tuple[Adversary, ...]}
+    return hints | {"partition": Partition, "algorithm": Algorithm, "adversary": tuple[Adversary, ...],
+                    "drift": tuple[Drift, ...]}  # fmt: skip
 
 
 def changed_key(dotted: str, owner: Any, rebuild: Rebuild, name: str, hint: Any) -> str:

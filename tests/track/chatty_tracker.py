@@ -22,7 +22,7 @@ class Chatty(Tracker):
     dies_at: int | None = None
     hangs_at: int | None = None
     starts: float = 0.0  # seconds of work
-    wait: float = 30.0
+    wait: float = 600.0
     separate_process: ClassVar[bool] = True
 
     def open(self, about: RunInfo, state: dict[str, Any], say: Any) -> Log:
@@ -48,7 +48,7 @@ class ChattyLog(Log):
             if line["round"] == self.tracker.dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             if line["round"] == self.tracker.hangs_at:
-                time.sleep(600)
+                time.sleep(10**6)
 
     def finish(self, summary: dict[str, Any], folder: str) -> None:
         with open(self.file, "a") as file:

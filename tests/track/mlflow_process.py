@@ -21,7 +21,7 @@ QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 
 def answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with urllib.request.urlopen(url, timeout=600) as reply:
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
@@ -39,11 +39,10 @@ class Process:
             self.process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, env=given)
 
     def wait_for(self, url: str) -> None:
-        for _ in range(3000):  # a slow machine takes its time
+        end = time.monotonic() + 600  # a slow machine takes its time
+        while self.process.poll() is None and time.monotonic() < end:
             if answers(url):
                 return
-            if self.process.poll() is not None:
-                break
             time.sleep(0.1)
         pytest.fail(f"{url} does not answer:\n{self._log.read_text()[-2000:]}")
 

@@ -27,7 +27,7 @@ def project(uri: str, scratch: Path, *parameters: str) -> subprocess.CompletedPr
                    "TMPDIR": str(scratch)}  # fmt: skip
     command = [sys.executable, "-m", "mlflow", "run", str(ROOT), "--env-manager", "local", "--experiment-name", "mine"]
     arguments = [word for parameter in parameters for word in ("-P", parameter)]
-    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ import hansa
 from hansa.core.errors import ConfigError
 from hansa.track import Log, RunInfo, Tracker, delivery, sinks
 
+PATIENCE = 600.0  # seconds after which a missing event is a failure
 HEARD: list[tuple[str, Any]] = []
 Hook = Callable[[str], None]
 HOOK: list[Hook] = []
@@ -53,7 +54,7 @@ class Diary(Log):
 class DiaryTracker(Tracker):
     """Records its events."""
 
-    wait: float = 20.0
+    wait: float = PATIENCE
 
     def open(self, about: RunInfo, state: dict[str, Any], say: Any) -> Log:
         return Diary(about, state)
@@ -65,6 +66,15 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     HOOK.clear()
     monkeypatch.setattr(delivery, "PAUSES", (0.01, 0.02))
     monkeypatch.setattr(delivery, "GRACE", 0.2)
+    monkeypatch.setattr(sinks, "REPLY_SECONDS", PATIENCE)
+
+
+def over(tracker: str) -> bool:
+    """Wait until no thread delivers events to the tracker."""
+    for thread in threading.enumerate():
+        if thread.name == f"track {tracker}":
+            thread.join(PATIENCE)
+    return not [t for t in threading.enumerate() if t.name == f"track {tracker}"]
 
 
 def heard(what: str) -> list[Any]:
@@ -88,7 +98,10 @@ def test_a_tracker_hears_of_all_in_order_and_the_run_is_the_same() -> None:
     assert tracked.experiment == plain.experiment
 
 
-def test_what_failed_is_tried_again_in_order_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_failed_is_tried_again_in_order_until_it_succeeds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(delivery, "GRACE", PATIENCE)
     attempts: list[str] = []
 
     def thrice(what: str) -> None:
@@ -122,13 +135,14 @@ def test_a_tracker_that_always_fails_costs_one_warning(caplog: pytest.LogCapture
 
 def test_a_tracker_that_hangs_does_not_hold_the_run_up(caplog: pytest.LogCaptureFixture) -> None:
     never = threading.Event()
-    HOOK.append(lambda what: never.wait(60) and None)
+    HOOK.append(lambda what: never.wait() and None)
     told: list[int] = []
     result = run(track=DiaryTracker(wait=0.3), on_round=lambda line: told.append(line["round"]))
     assert told == [1, 2, 3, 4] and result.summary["rounds"] == 4 and HEARD == []
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert "did not get 4 rounds" in warning and "longer than 0.3 s" in warning
     never.set()
+    assert over("diary")
 
 
 class Clock:
@@ -159,7 +173,7 @@ def test_a_tracker_at_work_is_waited_for_longer_than_an_idle_one_but_not_for_eve
     ended = threading.Event()
 
     def starts(what: str) -> None:
-        ended.wait(60)
+        ended.wait()
         while clock.now < 3600 * hours and not clock.over:
             way._sink.busy_reports += 1
             clock.go(10.0)
@@ -175,8 +189,31 @@ def test_a_tracker_at_work_is_waited_for_longer_than_an_idle_one_but_not_for_eve
 
     lost = way.close(look)
     clock.over = True
+    assert over("diary")
     assert clock.now > 60 and (lost is not None) == given_up
     assert lost is None or "diary did not get the start of the run: it took longer than 6" in lost
+
+
+def test_time_in_which_the_machine_stops_this_process_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ended = Clock(), threading.Event()
+    monkeypatch.setattr(delivery, "time", clock)
+
+    def starts(what: str) -> None:
+        ended.wait()
+        clock.go(3600.0)
+
+    HOOK.append(starts)
+    way = delivery.Delivery(DiaryTracker(wait=20.0), lambda event, state: None)
+    way.put({"do": "open", "about": {"run": "r", "experiment": "e", "record": {}, "mark": "m", "parent": None},
+             "state": {}})  # fmt: skip
+
+    def look() -> bool:
+        ended.set()
+        return False
+
+    lost = way.close(look)
+    clock.over = True
+    assert over("diary") and lost is None and clock.now == 3600.0
 
 
 def test_who_has_had_enough_of_the_wait_is_not_held_up(tmp_path: Path) -> None:
@@ -185,7 +222,7 @@ def test_who_has_had_enough_of_the_wait_is_not_held_up(tmp_path: Path) -> None:
 
     def hangs(what: str) -> None:
         if what == "rounds":
-            never.wait(60)
+            never.wait()
 
     HOOK.append(hangs)
 
@@ -196,10 +233,7 @@ def test_who_has_had_enough_of_the_wait_is_not_held_up(tmp_path: Path) -> None:
         patch.setattr(delivery.Delivery, "_wait", enough)
         run(track=DiaryTracker(), run_dir=tmp_path / "run")
     never.set()
-    for thread in threading.enumerate():
-        if thread.name == "track diary":
-            thread.join(30)
-    assert not [t for t in threading.enumerate() if t.name == "track diary"] and heard("finish") == []
+    assert over("diary") and heard("finish") == []
     HOOK.clear()
     HEARD.clear()
     assert run(run_dir=tmp_path / "run", resume=True).summary["rounds"] == 4
@@ -283,19 +317,16 @@ def test_a_process_says_that_it_is_at_work(chatty_is_known: Path) -> None:
 
 def test_a_process_that_hangs_is_ended_with_the_run(chatty_is_known: Path, caplog: pytest.LogCaptureFixture) -> None:
     def until_it_hangs(line: dict[str, Any]) -> None:
-        for _ in range(6000):
-            if chatty_is_known.exists():
-                return
+        end = time.monotonic() + PATIENCE
+        while not chatty_is_known.exists() or not chatty_is_known.read_text().endswith("\n"):
+            assert time.monotonic() < end, "no round came to the tracker"
             time.sleep(0.01)
 
     result = run(track=Chatty(path=str(chatty_is_known), hangs_at=1, wait=0.5), on_round=until_it_hangs)
     assert result.summary["rounds"] == 4 and chatty_is_known.read_text() == "1\n"
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert "chatty did not get 4 rounds" in warning and "longer than 0.5 s" in warning
-    for thread in threading.enumerate():
-        if thread.name == "track chatty":
-            thread.join(5)
-    assert not [t for t in threading.enumerate() if t.name == "track chatty"]
+    assert over("chatty")
 
 
 def test_a_tracker_does_not_outlive_a_run_that_was_killed(tmp_path: Path) -> None:
@@ -306,5 +337,5 @@ def test_a_tracker_does_not_outlive_a_run_that_was_killed(tmp_path: Path) -> Non
     assert child.stdin is not None and child.stdout is not None
     child.stdin.write(b'{"name": "console"}\n')
     child.stdin.close()
-    assert child.wait(60) == 0
+    assert child.wait(PATIENCE) == 0
     child.stdout.close()

@@ -60,7 +60,7 @@ def test_a_finished_folder_is_tracked_afterwards_and_only_once(tmp_path: Path) -
 def test_console_says_a_round_a_line_and_the_last_line_is_still_the_json_object(tmp_path: Path) -> None:
     path = experiment_file(tmp_path)
     command = [sys.executable, "-m", "hansa.cli", "run", str(path), "--json", "--track", "console", "--out", "out"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 3
     assert [line.split(",")[0] for line in done.stderr.splitlines()] == [

@@ -7,7 +7,7 @@ import json
 import logging
 import socket
 import sys
-import threading
+import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,16 +23,20 @@ from hansa.experiment.config import read
 from hansa.net.local import free_port
 from hansa.run.resume import execute, resume, stored_experiment
 from hansa.track import RunInfo, track_folder
-from hansa.track.mlflow import make_database
+from hansa.track.mlflow import PATIENCE, make_database
 
 mlflow = pytest.importorskip("mlflow", reason="the extra hansa[mlflow] is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")  # MLflow's own, of its own code
+
+WAIT = 600.0  # seconds; a busy machine may be slow
 
 
 @pytest.fixture(autouse=True)
 def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name, value in {**PATIENCE, "MLFLOW_HTTP_REQUEST_TIMEOUT": "600"}.items():
+        monkeypatch.setenv(name, value)  # a log that is opened in this process would set it for all later tests
 
 
 def only_run(uri: str, experiment: str) -> tuple[Any, Any]:
@@ -85,7 +89,7 @@ def whole(mlflow_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Wh
     folder = tmp_path_factory.mktemp("whole")
     (folder / "my_models.py").write_text(MODULE)
     path = folder / "whole.toml"
-    path.write_text(f'{HEART}\n[track.mlflow]\nuri = "{mlflow_server.uri}"\n')
+    path.write_text(f'{HEART}\n[track.mlflow]\nuri = "{mlflow_server.uri}"\nwait = {WAIT}\n')
 
     def stop(line: dict[str, Any]) -> None:
         if line["round"] == 3:
@@ -155,7 +159,7 @@ def test_a_served_model_answers_as_the_run_itself_predicts(whole: Whole, tmp_pat
         body = json.dumps({"inputs": [[None if v != v else v for v in row] for row in x.tolist()]})
         request = urllib.request.Request(f"http://127.0.0.1:{port}/invocations", body.encode(),
                                          {"Content-Type": "application/json"})  # fmt: skip
-        with urllib.request.urlopen(request, timeout=300) as reply:
+        with urllib.request.urlopen(request, timeout=WAIT) as reply:
             answer = json.loads(reply.read())["predictions"]
     finally:
         served.kill()
@@ -164,31 +168,26 @@ def test_a_served_model_answers_as_the_run_itself_predicts(whole: Whole, tmp_pat
 
 
 def test_a_server_that_is_killed_and_comes_back_gets_every_round(mlflow_server: Server, tmp_path: Path) -> None:
-    here = threading.Event()
-
     def weather(line: dict[str, Any]) -> None:
         if line["round"] == 3:
-            here.wait(60)  # until the first rounds are there
+            until_the_first_rounds_are_there()
             mlflow_server.kill()
         if line["round"] == 6:
             mlflow_server.start()
             mlflow_server.ready()
 
-    def look() -> None:
-        client = mlflow.MlflowClient(mlflow_server.uri)
-        for _ in range(600):
+    def until_the_first_rounds_are_there() -> None:
+        client, end = mlflow.MlflowClient(mlflow_server.uri), time.monotonic() + WAIT
+        while True:
             found = client.get_experiment_by_name("weather")
             runs = client.search_runs([found.experiment_id]) if found is not None else []
             if runs and "loss" in runs[0].data.metrics:
-                break
-            threading.Event().wait(0.05)
-        here.set()
+                return
+            assert time.monotonic() < end, "no round is there"
+            time.sleep(0.05)
 
-    looking = threading.Thread(target=look)
-    looking.start()
-    tracker = hansa.build("tracker", "mlflow", uri=mlflow_server.uri, experiment="weather", model="")
+    tracker = hansa.build("tracker", "mlflow", uri=mlflow_server.uri, experiment="weather", model="", wait=WAIT)
     result = run(rounds=8, track=tracker, on_round=weather)
-    looking.join()
     assert untimed(result.history) == untimed(run(rounds=8).history)
     client, found = only_run(mlflow_server.uri, "weather")
     assert found.info.status == "FINISHED" and steps(client, found.info.run_id, "loss") == list(range(1, 9))
@@ -208,7 +207,7 @@ def test_a_server_that_accepts_and_never_answers_does_not_stop_the_run(
 
 
 def test_a_wrong_uri_costs_a_warning_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    result = run(track={"name": "mlflow", "uri": "nonsense://nowhere", "wait": 30.0})
+    result = run(track={"name": "mlflow", "uri": "nonsense://nowhere", "wait": WAIT})
     assert result.summary["rounds"] == 4
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert "mlflow did not get 4 rounds" in warning and "nonsense" in warning
@@ -336,7 +335,7 @@ def test_sqlite_is_the_default_and_a_partys_own_model_is_served_by_number(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = experiment_file(tmp_path)
-    given = read(path, {"algorithm": "fedper", "task.model": "2nn", "task.party_test": 0.2, "track.mlflow": {}})
+    given = read(path, {"algorithm": "fedper", "task.model": "2nn", "task.party_test": 0.2, "track.mlflow.wait": WAIT})
     with caplog.at_level(logging.INFO, "hansa"):
         result = execute(given, tmp_path / "run")
     assert "mlflow: the model is registered as models:/small/1" in caplog.text

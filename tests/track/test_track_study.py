@@ -56,7 +56,7 @@ def test_each_cell_is_told_of_once_however_often_the_study_is_tracked(results: A
 def test_a_study_is_nested_runs_in_mlflow(results: Any, mlflow_server: Server) -> None:
     import mlflow
 
-    tracker = {"name": "mlflow", "uri": mlflow_server.uri}
+    tracker = {"name": "mlflow", "uri": mlflow_server.uri, "wait": 600.0}
     for _ in range(2):  # the second time there is nothing to do
         assert track_study(results, tracker) == []
     client = mlflow.MlflowClient(mlflow_server.uri)

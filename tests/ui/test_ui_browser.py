@@ -28,14 +28,14 @@ if CHROMIUM is None:
     )
 
 expect: Any = playwright.expect
-PATIENT = 120_000.0  # milliseconds; a slow machine takes its time
+PATIENT = 600_000.0  # milliseconds; a slow machine takes its time
 LONG = {"task": {"parties": ["x"], "model": "logistic"}, "run": {"rounds": 100_000}}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENT)
         yield browser
         browser.close()
 
@@ -138,7 +138,7 @@ def test_it_goes_on_by_itself_when_the_aggregator_was_away(browser: Any, league:
     expect(closed).to_contain_text(re.compile(r"Round [1-9]"))
     league.stop()
     expect(sight.page.locator("#link")).to_have_attribute("data-state", "lost")
-    expect(sight.page.locator("#link-text")).to_contain_text(re.compile(r"not connected; last heard \d+ s ago"))
+    expect(sight.page.locator("#link-text")).to_contain_text(re.compile(r"not connected; last heard \d+ \w+ ago"))
     before = closed.inner_text()
     league.start()
     expect(sight.page.locator("#link")).to_have_attribute("data-state", "live")
@@ -380,7 +380,7 @@ def test_a_simulation_is_shown_and_stopped_and_can_be_resumed(
     expect(page.locator("#now-reason")).to_have_text(re.compile("continue with: hansa resume"))
     expect(page.locator("#link-text")).to_have_text("the run has ended; this is how it ended")
     assert len(asked) == 1 and "with a checkpoint; hansa resume continues it" in asked[0]
-    assert process.wait(timeout=120) == 130
+    assert process.wait(timeout=PATIENT / 1000) == 130
     done = len((tmp_path / "seen" / "metrics.jsonl").read_text().splitlines())
     shown = page.locator("#now-round").inner_text()
     assert shown == f"Round {done:,} of 100,000 closed", "all of it was shown before the page ended"
@@ -388,6 +388,20 @@ def test_a_simulation_is_shown_and_stopped_and_can_be_resumed(
 
     tree = RunFolder(tmp_path / "seen").restore()
     assert tree is not None and tree["progress"]["round"] == done, "no round has to be done again"
+    sight.close("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
+
+
+def test_drift_alarms_are_listed_with_their_rounds(
+    browser: Any, simulated: Callable[..., tuple[subprocess.Popen[str], str]]
+) -> None:
+    settings = {"drift": "{name = 'rotation', start = 23, degrees = 180.0}", "task.model": "2nn",
+                "task.party_test": "0.2", "run.detect": "page-hinkley",
+                "algorithm.local": "{name = 'sgd', lr = 0.1, epochs = 2, batch = 10}"}  # fmt: skip
+    _, where = simulated(25, "--stay", *(word for name, value in settings.items()
+                                         for word in ("--set", f"{name}={value}")))  # fmt: skip
+    sight = Sight(browser, where)
+    expect(sight.page.locator("#alarms li").last).to_have_text(re.compile(r"Round 23: the loss of .* rose"))
+    expect(sight.page.locator("#facts")).to_contain_text("Forgetting")
     sight.close("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
 
 
@@ -407,7 +421,7 @@ def test_a_simulation_shows_chosen_metrics_and_the_scores_of_each_party(
     assert page.locator("#parties tbody tr").count() == 4 and all(float(score) >= 0 for score in scores[:4])
     assert page.locator("figure", has_text="Chosen metrics").locator("path.curve").count() == 2
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=PATIENT / 1000) == 0
     sight.close("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
 
 
@@ -426,16 +440,17 @@ def test_the_page_stays_after_the_end_where_that_is_wanted_and_leads_to_the_repo
     assert page.url.endswith("/report") and page.locator("img").count() > 0
     assert page.evaluate("origin") == "null", "it is kept apart from the page"
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=120) == 0
+    assert process.wait(timeout=PATIENT / 1000) == 0
     sight.close()
 
 
 def test_before_it_is_connected_it_does_not_say_that_there_is_no_job(browser: Any, league: League) -> None:
     context = browser.new_context()
     page = context.new_page()
+    page.set_default_timeout(PATIENT)
     page.route("**/events*", lambda route: None)  # the answer never comes
     page.goto(url(league))
     page.wait_for_timeout(1500)
-    expect(page.locator("#now-none")).to_have_text("Connecting …")
+    expect(page.locator("#now-none")).to_have_text("Connecting …", timeout=PATIENT)
     assert "No job has been submitted" not in page.inner_text("main")
     context.close()

@@ -138,12 +138,14 @@ def test_numbers_about_single_parties_are_not_shown() -> None:
     line = {
         "round": 3, "asked": 2, "replies": 1, "accuracy": 0.5, "train_loss": float("nan"), "seconds": 1.5,
         "epsilon": 1.25, "parties": {"ann": {"accuracy": 0.123}}, "missing": {"bob": "it did not answer"},
+        "alarms": {"ann": "its loss is 0.132, and that of its last 10 evaluations was 0.1"}, "forgetting": 0.25,
         "fusion": {"rule": "krum", "shares": {"ann": 0.321}, "scores": {"ann": 0.213}, "excluded": ["bob"]},
     }  # fmt: skip
     told = shown(line)
     assert told == {"round": 3, "asked": 2, "replies": 1, "accuracy": 0.5, "train_loss": None, "seconds": 1.5,
-                    "epsilon": 1.25, "missing": {"bob": "it did not answer"}, "missing_count": 1}  # fmt: skip
-    assert not [n for n in ("0.123", "0.321", "0.213") if n in json.dumps(told)]
+                    "epsilon": 1.25, "missing": {"bob": "it did not answer"}, "missing_count": 1, "alarms": ["ann"],
+                    "forgetting": 0.25}  # fmt: skip
+    assert not [n for n in ("0.123", "0.321", "0.213", "0.132") if n in json.dumps(told)]
 
 
 def test_a_round_with_thousands_missing_stays_small() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hansa.core import rng
 from hansa.core.errors import ConfigError
+from hansa.core.op import Op, Payload
 from hansa.core.registry import Part
 from hansa.core.rows import Rows
 
@@ -91,6 +92,18 @@ class Adversary(Part):
     def needs_rate(self) -> bool:
         """Whether the attack needs the server's learning rate and the weights of the server's mean."""
         return False
+
+    @property
+    def constrains(self) -> bool:
+        """Whether members train another objective than the other parties (`training`)."""
+        return False
+
+    def training(self, op: Op, payload: Payload) -> tuple[Op, Payload]:
+        """The op and the payload with which a member trains; by default those that it is asked.
+
+        Raise ConfigError for an op that the attack cannot change.
+        """
+        return op, payload
 
     def check(self, shape: tuple[int, ...], classes: int | None) -> None:
         """Raise ConfigError if the attack cannot poison samples of this shape or these classes."""

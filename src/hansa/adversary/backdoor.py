@@ -14,8 +14,11 @@ from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Scene, Sight, check_class, check_share, random_rows, row_by_row
 from hansa.core.errors import ConfigError
-from hansa.core.registry import register
+from hansa.core.op import Op, Payload
+from hansa.core.registry import from_config, register, to_config
 from hansa.core.rows import Rows
+
+SOLVERS = ("sgd", "proximal")  # local solvers whose steps are linear in the gradient, so that alpha is exact
 
 
 @register("backdoor")
@@ -28,6 +31,11 @@ class Backdoor(Adversary):
     the members' updates are multiplied by total weight / (server rate * members' weight), or by `scale`: if all other
     updates were 0, the mean would replace the global model by the members' mean model in one round. The metric
     `attack_success` is the share of triggered test images of other classes that the model assigns to the target.
+
+    With `alpha` below 1 the attack is constrain-and-scale: members minimise alpha * (loss on their samples)
+    + (1 - alpha) * L_anomaly, where L_anomaly = ||w - w_t||^2 / 2 is the distance that a detector of long updates
+    measures. A smaller alpha keeps their model closer to the global model w_t. With alpha = 1 members train as they are
+    asked, and `replace` alone is the plain model replacement.
     """
 
     target: int = 0
@@ -36,6 +44,7 @@ class Backdoor(Adversary):
     share: float = 0.5
     replace: bool = True
     scale: float | None = None
+    alpha: float = 1.0
     poisons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -47,10 +56,39 @@ class Backdoor(Adversary):
             raise ConfigError(
                 "scale multiplies the members' updates, but replace = false leaves them unchanged; give one of them"
             )
+        if not 0.0 < self.alpha <= 1.0:
+            raise ConfigError(
+                f"alpha is the share of the members' loss beside the distance to the global model; it must be above 0 "
+                f"and at most 1, got {self.alpha}"
+            )
 
     @property
     def forges(self) -> bool:
         return self.replace
+
+    @property
+    def constrains(self) -> bool:
+        return self.alpha < 1.0
+
+    def training(self, op: Op, payload: Payload) -> tuple[Op, Payload]:
+        """Train alpha * F(w) + (1 - alpha) / 2 ||w - w_t||^2: alpha times the objective of FedProx (Li et al. 2020).
+
+        So members run the proximal solver with mu = (1 - alpha) / alpha, and with alpha times the learning rate.
+        """
+        if op.name not in SOLVERS or getattr(op, "gamma", None) is not None:
+            raise ConfigError(
+                f"alpha = {self.alpha:g} changes the loss of the local solver, which works with "
+                f"{' and '.join(map(repr, SOLVERS))} (without gamma), and members are asked to run {op.name!r}; use "
+                "one of them, or alpha = 1"
+            )
+        fields = to_config(op)
+        mu = fields.get("mu", 0.0) + (1.0 - self.alpha) / self.alpha
+        op = from_config("local", {**fields, "name": "proximal", "lr": fields["lr"] * self.alpha, "mu": mu},
+                         where="backdoor.alpha")  # fmt: skip
+        work = payload.get("work") or {}
+        if "lr" not in work:
+            return op, payload
+        return op, {**payload, "work": {**work, "lr": work["lr"] * self.alpha}}
 
     @property
     def sees(self) -> Sight:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,8 +18,8 @@ from hansa.core import rng
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, Ticket
 from hansa.core.errors import ConfigError
-from hansa.core.op import Op, Payload, Replies, Reply, open_tensors
-from hansa.core.registry import from_config
+from hansa.core.op import Op, Payload, Replies, Reply, Wrapper, open_tensors
+from hansa.core.registry import from_config, registered
 from hansa.core.replies import Outcomes
 from hansa.core.rows import Rows, room
 from hansa.core.stored_rows import whole
@@ -85,6 +86,8 @@ class Band:
                    if group.forges]  # fmt: skip
         self._lone = {party: n for n, group, members in sending if group.sees == "own" for party in members}
         self._colluding = frozenset(p for _, group, members in sending if group.sees != "own" for p in members)
+        self._constrained = {party: group for group, members in zip(self.groups, self.members, strict=True)
+                             if group.constrains for party in members}  # fmt: skip
         blind = next((n for n, group, members in sending if group.sees == "honest" and members), None)
         if blind is not None and len(self.attackers) == len(holdings):
             raise ConfigError(
@@ -94,14 +97,14 @@ class Band:
 
     @property
     def forges(self) -> bool:
-        """Whether any group changes updates."""
-        return any(group.forges or group.corrupts for group in self.groups)
+        """Whether any group changes updates, or trains in another way than its parties are asked."""
+        return any(group.forges or group.corrupts or group.constrains for group in self.groups)
 
     def check(self, algorithm: Algorithm, cohort: int, masked: bool, packed: bool = False) -> None:
         """Raise ConfigError if an attack cannot work with the algorithm, the cohort size, a secure sum (`masked`), or
         updates that travel in another form (`packed`)."""
         for group in self.groups:
-            if not (group.forges or group.corrupts):
+            if not (group.forges or group.corrupts or group.constrains):
                 continue
             problem = f"the adversary {group.name!r} changes updates of the model"
             if "route" in algorithm.verbs:
@@ -112,6 +115,8 @@ class Band:
                 raise ConfigError(
                     f"{problem}, and with a secure sum only masked updates are visible here; use 'label-flip'"
                 )
+            if group.constrains:
+                self._check_solver(group, algorithm)
             if group.corrupts and packed:
                 raise ConfigError(
                     f"the adversary {group.name!r} corrupts the numbers of updates on their way, and run.compress "
@@ -129,6 +134,30 @@ class Band:
                 )
             if group.corrupts and group.sees != "own":
                 _check_fraction(group, cohort, f"the adversary {group.name!r}", "parties of a round")
+
+    @staticmethod
+    def _check_solver(group: Adversary, algorithm: Algorithm) -> None:
+        """Refuse a group that trains another objective, if parties of the algorithm run a solver it cannot change."""
+        solvers, given = registered("local"), algorithm.parts().local
+        own = [solvers[op.name]() for op in algorithm.ops or () if op.name in solvers]  # those of the algorithm itself
+        try:
+            if not isinstance(given, Op):
+                raise ConfigError(f"it changes the local solver, and {algorithm.name} has none")
+            for solver in (given, *own):
+                assert isinstance(solver, Op)
+                group.training(solver, {})
+        except ConfigError as error:
+            raise ConfigError(f"the adversary {group.name!r} with {algorithm.name}: {error}") from None
+
+    def training(self, party: int, op: Op, payload: Payload) -> tuple[Op, Payload]:
+        """The op and the payload with which a party trains; honest parties train as they are asked."""
+        group = self._constrained.get(party)
+        if group is None or op.update is None:
+            return op, payload
+        if isinstance(op, Wrapper):
+            inner, payload = self.training(party, op.inner, payload)
+            return dataclasses.replace(op, inner=inner), payload  # type: ignore[type-var]
+        return group.training(op, payload)
 
     def poison(self, holdings: Holdings) -> None:
         """Poison the training samples of the groups' members; the task's own tensors are not changed."""

@@ -3,10 +3,13 @@
 from hansa.algorithms.adaptive_top_k import AdaptiveTopK
 from hansa.algorithms.admm import ConsensusADMM
 from hansa.algorithms.apfl import APFL
+from hansa.algorithms.bayesian_gossip import BayesianGossip
+from hansa.algorithms.coop import CoOp
 from hansa.algorithms.dapper import DAPPER
 from hansa.algorithms.decentralized_sgd import DecentralizedSGD
 from hansa.algorithms.ditto import Ditto
 from hansa.algorithms.easgd import EASGD, OverlapSGD
+from hansa.algorithms.fedasync import FedAsync
 from hansa.algorithms.fedavg import FedAvg, FedSGD
 from hansa.algorithms.fedbuff import FedBuff
 from hansa.algorithms.fedmd import FedMD
@@ -23,8 +26,11 @@ from hansa.algorithms.lg_fedavg import LGFedAvg
 from hansa.algorithms.mapper import MAPPER
 from hansa.algorithms.optimal_averaging import OptimalAveraging
 from hansa.algorithms.prunefl import PruneFL
+from hansa.algorithms.push_sum import PushSum
 from hansa.algorithms.qfedavg import QFedAvg, QFedSGD
 from hansa.algorithms.scaffold import Scaffold
+from hansa.algorithms.self_aggregation import SelfAggregation
+from hansa.algorithms.staleness import ConstantStaleness, HingeStaleness, PolynomialStaleness, Staleness
 from hansa.algorithms.zenopp import ZenoPlusPlus
 
 __all__ = [
@@ -35,11 +41,15 @@ __all__ = [
     "IFCA",
     "MAPPER",
     "AdaptiveTopK",
+    "BayesianGossip",
+    "CoOp",
     "ConsensusADMM",
+    "ConstantStaleness",
     "DecentralizedSGD",
     "Ditto",
     "FedAdagrad",
     "FedAdam",
+    "FedAsync",
     "FedAvg",
     "FedAvgM",
     "FedAvgPlus",
@@ -53,13 +63,18 @@ __all__ = [
     "FedRep",
     "FedSGD",
     "FedYogi",
+    "HingeStaleness",
     "HypCluster",
     "LGFedAvg",
     "OptimalAveraging",
     "OverlapSGD",
+    "PolynomialStaleness",
     "PruneFL",
+    "PushSum",
     "QFedAvg",
     "QFedSGD",
     "Scaffold",
+    "SelfAggregation",
+    "Staleness",
     "ZenoPlusPlus",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.ask import Gathered
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
@@ -87,6 +88,10 @@ class AdaptiveTopK(Algorithm):
     k_max: int | None = None
     beta: float = 10.0
     packs: ClassVar[bool] = True
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp("accumulated-top-k"), OpenOp("settle-top-k"))
 
     def __post_init__(self) -> None:
         if self.k_min is not None and self.k_min < 1:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from hansa.algorithms.fedplus import add_to_mean, own_models
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.local import SGD, LocalSolver
@@ -31,6 +32,10 @@ class ConsensusADMM(Algorithm):
     per_samples: float | None = None
     personal: bool = False
     whole_updates: ClassVar[bool] = True
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp.of("admm", self, "rho", "per_samples"),)
 
     def __post_init__(self) -> None:
         check_consensus(self.rho, self.per_samples)

@@ -9,6 +9,7 @@ import torch
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
@@ -30,6 +31,10 @@ class APFL(FedAvg):
 
     alpha: float = 0.5
     alpha_lr: float | None = None
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp.of("mixed", self, "alpha", "alpha_lr"),)
 
     def __post_init__(self) -> None:
         self.mixed()  # checks the fields

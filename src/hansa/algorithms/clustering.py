@@ -16,6 +16,7 @@ from hansa.algorithms.cluster_starts import drawn_starts, read_starts
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
 from hansa.core.ask import Gathered
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import BoundError, ConfigError, RoundAborted
 from hansa.core.federation import Federation, Finding, Grouping
 from hansa.core.objective import Objective
@@ -60,6 +61,10 @@ class Clustering(FedAvg):
     trial: int = 5
     hidden: bool = False
     clustered: ClassVar[bool] = True
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp("cluster-train"),)
 
     def __post_init__(self) -> None:
         for name, smallest in (("clusters", 1), ("restarts", 1), ("trial", 2)):

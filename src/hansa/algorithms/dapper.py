@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.params import Params
@@ -33,6 +34,10 @@ class DAPPER(Algorithm):
     public_targets: ClassVar[bool] = True
     trains: ClassVar[bool] = False
     models: ClassVar[Literal["one", "several"]] = "several"
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return ()
 
     @property
     def verbs(self) -> frozenset[str]:

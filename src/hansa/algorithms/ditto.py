@@ -8,6 +8,7 @@ from typing import Any
 from hansa.algorithms.fedavg import FedAvg
 from hansa.algorithms.fedplus import own_models
 from hansa.core.algorithm import Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.local.anchored import check_inner
@@ -25,6 +26,10 @@ class Ditto(FedAvg):
     """
 
     lam: float = 1.0
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp.of("ditto", self, "lam"),)
 
     def __post_init__(self) -> None:
         check_lam(self.lam)

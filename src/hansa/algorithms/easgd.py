@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import register
@@ -30,6 +31,10 @@ class EASGD(Algorithm):
     beta: float = 0.9
     alpha: float | None = None
     completes: ClassVar[str | None] = "easgd"
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return ()
 
     def __post_init__(self) -> None:
         if not 0 < self.beta <= 1:

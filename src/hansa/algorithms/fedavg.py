@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hansa.core.algorithm import Algorithm, Parts, State
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.fusion import Fusion, WeightedMean
@@ -25,6 +26,10 @@ class FedAvg(Algorithm):
     local: LocalSolver = SGD()
     fusion: Fusion = WeightedMean()
     server: ServerOptimizer = Descent()
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return ()
 
     def parts(self) -> Parts:
         return Parts(self.local, self.fusion, self.server)

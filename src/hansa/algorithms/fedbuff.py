@@ -13,6 +13,7 @@ import torch
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.ask import Ticket
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
@@ -69,6 +70,10 @@ class FedBuff(Algorithm):
     max_staleness: int | None = None
     refill: Literal["arrival", "flush"] = "arrival"
     participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return ()
 
     def __post_init__(self) -> None:
         if self.buffer < 1:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hansa.core import codec, own_model, rng
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.gateway import SampleGateway
@@ -161,6 +162,17 @@ class FedMD(Algorithm):
     trains: ClassVar[bool] = False  # the server has no model
     models: ClassVar[Literal["one", "several"]] = "several"
     uses_public: ClassVar[bool] = True
+
+    @property
+    def ops(self) -> DeclaredOps:
+        solvers = (
+            self._solver(self.private_epochs, self.local.plan[2]),
+            self._solver(self.private_epochs if self.public_epochs is None else self.public_epochs, self.digest_batch),
+            self._solver(self.digest_epochs, self.digest_batch, self.digest_lr),
+        )
+        same = ("loss", "temperature", "max_score")
+        own = (OpenOp.of("fedmd-scores", self, "max_score"), OpenOp.of("fedmd-learn", self, *same))
+        return (*own, *(solver for solver in solvers if solver is not None))
 
     def __post_init__(self) -> None:
         check_exchange(1 if self.align is None else self.align, self.max_score)

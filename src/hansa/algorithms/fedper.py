@@ -9,6 +9,7 @@ import torch
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
@@ -23,6 +24,10 @@ class PersonalLayers(FedAvg):
 
     whole: ClassVar[bool] = False
     kept: ClassVar[str] = "head"  # what the layers that a party keeps are called
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (self.personal(),)
 
     def personal(self) -> Personal:
         """The local solver around `local`, which says which layers a party keeps."""

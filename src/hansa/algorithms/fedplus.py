@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Op
@@ -48,6 +49,10 @@ class FedPlus(Algorithm):
     lam: float = 0.0
     norm: ClassVar[Norm]
     whole_updates: ClassVar[bool] = True
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (self.op,)
 
     def __post_init__(self) -> None:
         check_plus(self.alpha, self.mu, self.lam)

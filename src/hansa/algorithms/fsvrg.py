@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -47,6 +48,10 @@ class FSVRG(Algorithm):
     form: Literal["naive", "full"] = "naive"
     participation: ClassVar[Literal["cohort", "all", "own"]] = "all"
     completes: ClassVar[str | None] = "fsvrg"
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp("gradient"), *((OpenOp("feature-counts"),) if self.form == "full" else ()))
 
     def parts(self) -> Parts:
         return Parts(self.local)

@@ -10,6 +10,7 @@ import torch
 from hansa.algorithms.fedavg import FedAvg
 from hansa.algorithms.pruning import by_magnitude, prunable, reselected
 from hansa.core.algorithm import Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import register
@@ -42,6 +43,10 @@ class PruneFL(FedAvg):
     max_density: float = 1.0
     whole: ClassVar[bool] = False
     aligned: ClassVar[bool] = False  # the mask changes
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp.of("pruned", self, "fixed"), OpenOp("squared-gradient"))
 
     def __post_init__(self) -> None:
         for name in ("first", "first_rounds", "interval"):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hansa.algorithms.fedbuff import REMEMBERED, refill, staleness
 from hansa.core.algorithm import Algorithm, Parts, State
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation, Finding
 from hansa.core.norms import l2_norm, max_abs
@@ -42,6 +43,10 @@ class ZenoPlusPlus(Algorithm):
     max_staleness: int = 10
     participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
     trusts: ClassVar[bool] = True
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return ()
 
     def __post_init__(self) -> None:
         check_positive("gamma", self.gamma)

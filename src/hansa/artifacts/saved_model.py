@@ -22,6 +22,7 @@ from hansa.artifacts.run_folder import MODEL, PERSONAL, SERVING, beside, read_js
 from hansa.core import codec
 from hansa.core.ask import op_of
 from hansa.core.errors import ConfigError, DataError, PartyError
+from hansa.core.fitting import cast
 from hansa.core.functions import double, searching
 from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.objective import Objective
@@ -162,8 +163,7 @@ class SavedModel:
         if self.preparation is not None and not isinstance(self.predictor, JointPredictor):
             op, learned = self.preparation
             return op.prepared(x, learned, objective.device, dtype)
-        samples = torch.as_tensor(x, device=objective.device)
-        return samples.to(dtype) if samples.is_floating_point() and dtype is not None else samples
+        return cast(x, objective.device, dtype)
 
     def objective_of(self, party: int | None) -> Objective:
         """The objective of the model, or of a party's model where the parties have several architectures."""
@@ -221,6 +221,15 @@ def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Save
     """
     place = Path(place)
     tree, about = tensors(place), read_json(beside(place) if place.is_file() else place / SERVING)
+    personal = (place.parent if place.is_file() else place) / PERSONAL
+    memories = codec.decode(personal.read_bytes()) if personal.exists() and OWN not in tree else {}
+    return opened(tree, about, place, folder, make, memories)
+
+
+def opened(tree: dict[str, Any], about: dict[str, Any], place: Path, folder: str = ".", make: Make | None = None,
+           memories: dict[str, Any] | None = None) -> SavedModel:  # fmt: skip
+    """The final model of the content of a model file and of its `.json` file; `place` is named in errors."""
+    memories = memories or {}
     with searching(folder):
         objective = Objective(
             _factory(about, tree, folder, make), about["loss"] or "mse", about["seed"], bf16=about["bf16"]
@@ -235,8 +244,6 @@ def load(place: str | Path, folder: str = ".", make: Make | None = None) -> Save
         if not isinstance(op, DataOp):
             raise DataError(f"{place} is damaged: its preparation is invalid")
         preparation = (op, tree["preparation"]["payload"])
-    personal = (place.parent if place.is_file() else place) / PERSONAL
-    memories = codec.decode(personal.read_bytes()) if personal.exists() and OWN not in tree else {}
     counts = memories.pop(SAMPLES, torch.zeros(0, dtype=torch.int64)).tolist()
     by_party = {int(party): memory for party, memory in memories.items()}
     name = tree["predictor"]

@@ -12,6 +12,7 @@ from torch import Tensor
 from hansa.classical.counts import SplitCounts, codes, route
 from hansa.classical.domains import learn_domain
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
@@ -39,6 +40,10 @@ class ID3(Algorithm):
     bins: int = 8
     trains: ClassVar[bool] = False
     takes_missing: ClassVar[bool] = True
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp("value-profile"), OpenOp("rank-counts"), OpenOp("split-counts"))
 
     def __post_init__(self) -> None:
         if self.max_depth < 0:

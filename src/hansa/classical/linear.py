@@ -15,6 +15,7 @@ from hansa.classical import inference, newton
 from hansa.classical.convex_sums import MOST_FEATURES, ConvexSums, Features
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
@@ -60,6 +61,10 @@ class LinearModel(Algorithm):
     participation: ClassVar[Literal["cohort", "all", "own"]] = "all"
     penalised: ClassVar[bool] = False  # whether the penalties include the intercept
     takes_numbers: ClassVar[bool] = False  # whether targets may be numbers
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp.of("convex-sums", self, "intercept"),)
 
     def __post_init__(self) -> None:
         for name in ("ridge", "l1"):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
@@ -50,6 +51,10 @@ class GaussianNB(Algorithm):
 
     var_smoothing: float = 1e-9
     trains: ClassVar[bool] = False
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp("class-moments"),)
 
     def __post_init__(self) -> None:
         if self.var_smoothing < 0:

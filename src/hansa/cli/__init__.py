@@ -9,7 +9,7 @@ from hansa.core.errors import HansaError
 
 def main() -> None:
     """Entry point of `hansa`."""
-    from hansa.cli import audit, compare, network, new, predict, privacy  # noqa: F401 (they add their commands)
+    from hansa.cli import approve, attack, audit, compare, network, new, predict, privacy  # noqa: F401 (they add their commands)
     from hansa.cli.app import app
 
     try:

@@ -170,6 +170,9 @@ def compare(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", help="Number of runs at the same time. Default: one per core.")
     ] = None,
+    ray: Annotated[
+        str | None, typer.Option("--ray", help="Do the runs on a Ray cluster: auto, local or HOST:PORT.")
+    ] = None,
     sets: Set = None,
     data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the study. Default: runs/NAME.")] = None,
@@ -201,7 +204,7 @@ def compare(
     keys = {"algorithms": names(algorithms), "baselines": names(baselines), "partitions": names(partition),
             "adversaries": names(adversary), "seeds": seeds_of(seeds), "target": target, "metric": metric,
             "grid": lists(grid, "--grid"),
-            "tune": lists(tune, "--tune"), "jobs": jobs}  # fmt: skip
+            "tune": lists(tune, "--tune"), "jobs": jobs, "ray": ray}  # fmt: skip
     over = lay(nest(changes(sets, data_dir)), tree_of(settings, keys))
     if study is not None:
         plan = read_study(study, over)

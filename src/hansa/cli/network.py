@@ -52,6 +52,10 @@ def init_federation(
     ] = None,
     port: Annotated[int, typer.Option("--port", help="Port at which parties reach the aggregator.")] = 8443,
     listen: Listen = None,
+    relay: Annotated[
+        list[str] | None,
+        typer.Option("--relay", metavar="NAME=PARTY,PARTY", help="Relay and the parties behind it; repeatable."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the federation. Default: its name.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -60,8 +64,8 @@ def init_federation(
 
     names = [party.strip() for party in parties.split(",") if party.strip()]
     folder = out or Path(name)
-    federation = init(folder, name, names, host or [], port, listen)
-    tokens = {party: str(folder / "tokens" / f"{party}.token") for party in names}
+    federation = init(folder, name, names, host or [], port, listen, _relays(relay or []))
+    tokens = {party: str(folder / "tokens" / f"{party}.token") for party in federation.connecting}
     tree = {"federation": str(folder / "federation.toml"), "url": federation.url, "tokens": tokens,
             "admin_token": str(folder / "admin-token")}  # fmt: skip
     lines = [f"created {folder}/federation.toml, for an aggregator at {federation.url}",
@@ -152,6 +156,52 @@ def join(
         token = Token.parse(typer.prompt("token", hide_input=True))
     run(state or Path(token.party if token else "."), data, url, token, target, rotate, as_json, test, ids,
         tuple(label.strip() for label in labels.split(",")) if labels else (), weights)  # fmt: skip
+
+
+def _relays(words: list[str]) -> dict[str, list[str]]:
+    """The relays of a federation, from words NAME=PARTY,PARTY."""
+    from hansa.core.errors import ConfigError
+
+    relays: dict[str, list[str]] = {}
+    for word in words:
+        name, given, leaves = word.partition("=")
+        if not given or name.strip() in relays:
+            raise ConfigError(f"--relay {word}: expected NAME=PARTY,PARTY, each relay once")
+        relays[name.strip()] = [leaf.strip() for leaf in leaves.split(",") if leaf.strip()]
+    return relays
+
+
+@app.command()
+def relay(
+    federation: Folder,
+    url: Annotated[str | None, typer.Argument(help="Aggregator above: https://HOST:PORT.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="File with the relay's token from the aggregator above.")
+    ] = None,
+    listen: Listen = None,
+    admin: Annotated[
+        str | None, typer.Option("--admin", metavar="ADDRESS:PORT", help="Address of the live page; '' for none.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a relay: a party to the aggregator above it, an aggregator to the parties of its own federation."""
+    from hansa.core.errors import ConfigError
+    from hansa.net.relay.process import FOLDER
+    from hansa.net.relay.process import relay as run
+    from hansa.net.transport import keys
+    from hansa.net.transport.client import https_url
+    from hansa.net.transport.tokens import Token
+
+    folder = federation if federation.is_dir() else federation.parent
+    enrolled = (folder / FOLDER / "party.json").exists()
+    if url is not None:
+        https_url(url)
+    token = None
+    if token_file is not None and (token_file.exists() or not enrolled):
+        token = Token.parse(keys.read_private(token_file).decode(errors="replace"))
+    elif not enrolled:
+        raise ConfigError("to enrol a relay, give the address of the aggregator above and --token-file")
+    run(federation, url, token, as_json, listen, admin)
 
 
 @app.command()
@@ -332,6 +382,13 @@ def stop(federation: Folder, job: JobId, as_json: Json = False) -> None:
     _say(
         as_json, {"job": job, "stopped": stopped}, f"{job} is being stopped" if stopped else f"{job} had already ended"
     )
+
+
+@app.command()
+def forget(federation: Folder, job: JobId, as_json: Json = False) -> None:
+    """Delete the replies that an ended job kept ([audit] keep_replies)."""
+    count = _operator(federation).forget(job)
+    _say(as_json, {"job": job, "replies": count}, f"deleted {count} replies of {job}")
 
 
 @app.command()

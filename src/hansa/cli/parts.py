@@ -26,6 +26,7 @@ from hansa.core.registry import (
 from hansa.data import draw, held
 from hansa.data import table as count_table
 from hansa.experiment.config import Experiment
+from hansa.secure.channel import CURIOUS, Channel
 
 console = Console()
 
@@ -67,6 +68,8 @@ def fields(cls: type[Part]) -> list[tuple[str, str, Any]]:
             default = None
         elif isinstance(default, Part):
             default = to_config(default)
+        elif isinstance(default, tuple):
+            default = [to_config(part) if isinstance(part, Part) else part for part in default]
         out.append((name, type_name(hint), default))
     return out
 
@@ -77,25 +80,38 @@ def show_parts(kind: str, name: str | None, as_json: bool) -> None:
     if as_json:
         described = [
             {"name": n, "about": summary(c)[0], "details": summary(c)[1],
+             **({"withstands": withstands} if (withstands := _withstands(c)) else {}),
              "fields": [{"name": f, "type": t, "default": d} for f, t, d in fields(c)]}
             for n, c in chosen.items()
         ]  # fmt: skip
         print(json.dumps(described if name is None else described[0]))
         return
     if name is None:
-        table = Table(kind, "description", "fields")
+        sums = kind == Channel.kind
+        table = Table(kind, "description", *(["withstands"] if sums else []), "fields")
         for n, cls in chosen.items():
-            table.add_row(n, summary(cls)[0], ", ".join(f for f, _, _ in fields(cls)))
+            extra = [_withstands(cls)] if sums else []
+            table.add_row(n, summary(cls)[0], *extra, ", ".join(f for f, _, _ in fields(cls)))
         console.print(table)
         return
     about, details = summary(chosen[name])
     console.print(f"{name}: {about}", markup=False)
     if details:
         console.print(details, markup=False)
+    if withstands := _withstands(chosen[name]):
+        console.print(f"withstands: {withstands}", markup=False)
     table = Table("field", "type", "default")
     for row in rows(chosen[name]):
         table.add_row(*row)
     console.print(table)
+
+
+def _withstands(cls: type[Part]) -> str:
+    """The worst aggregator that a secure sum withstands, by default and without `active`; empty for other parts."""
+    if not issubclass(cls, Channel):
+        return ""
+    weaker = f" (with active = false: {CURIOUS})" if "active" in field_types(cls) else ""
+    return f"{cls.against}{weaker}"
 
 
 def show_partition(experiment: Experiment, out: Path, as_json: bool) -> None:

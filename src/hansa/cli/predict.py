@@ -18,8 +18,19 @@ Whose = Annotated[
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(help="Run folder, or model file of `hansa pull` or `hansa export`.")],
-    samples: Annotated[Path, typer.Argument(help="Samples: CSV (also .csv.gz), Parquet, NPY or NPZ.")],
+    model: Annotated[
+        Path,
+        typer.Argument(
+            help="Run folder, or model file of `hansa pull` or `hansa export`; with --federation, a finished job."
+        ),
+    ],
+    samples: Annotated[
+        Path,
+        typer.Argument(
+            help="Samples: CSV (also .csv.gz), Parquet, NPY or NPZ; with --federation, a text file with one id per "
+            "line."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", help="File for the predictions: CSV or Parquet.")] = Path(
         "predictions.csv"
     ),
@@ -27,13 +38,45 @@ def predict(
         list[str] | None, typer.Option("--keep", help="Column to copy to the predictions, such as an id; repeatable.")
     ] = None,
     party: Whose = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(
+            "--federation",
+            help="federation.toml, or its folder: ask the parties of a job whose network lies at several of them.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict with a trained model: one row of classes and probabilities, or numbers, per sample."""
+    if federation is not None:
+        if keep or party is not None:
+            raise ConfigError("--keep and --party are for samples in a file; with --federation, leave them out")
+        _predict_people(federation, str(model), samples, out, as_json)
+        return
     import hansa
 
     rows = hansa.load(model).predict_file(samples, out, party, keep or ())
     typer.echo(json.dumps({"rows": rows, "out": str(out)}) if as_json else f"wrote {rows} predictions to {out}")
+
+
+def _predict_people(federation: Path, job: str, ids: Path, out: Path, as_json: bool) -> None:
+    """Ask the parties of a finished job for the scores of people."""
+    from hansa.net.aggregator.federation import FederationFolder
+    from hansa.net.operator import Operator
+    from hansa.net.people_scores import predict_people, read_ids
+    from hansa.run.predictions import prediction_columns, writer
+
+    people = read_ids(ids)
+    with writer(out) as write:  # a file that cannot be written is refused before the parties are asked
+        asked = predict_people(Operator(FederationFolder.open(federation)), job, people)
+        write({"id": asked.ids, **prediction_columns(asked.model, asked.outputs)})
+    if as_json:
+        tree = {"job": asked.job, "asked": len(people), "scored": len(asked.ids), "unknown": asked.unknown}
+        typer.echo(json.dumps({**tree, "out": str(out)}))
+        return
+    typer.echo(f"wrote {len(asked.ids)} predictions to {out}, of {len(people)} people asked for (job {asked.job})")
+    for name, count in asked.unknown.items():
+        typer.echo(f"  {name} does not hold {count} of them")
 
 
 @app.command()

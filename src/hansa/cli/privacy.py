@@ -1,17 +1,20 @@
-"""The commands for differential privacy: calibrate noise, and show what a party has spent."""
+"""The commands for privacy: calibrate noise, show what a party has spent, acknowledge the loss of its record."""
 
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hansa.cli.app import Json, app
 
-privacy = typer.Typer(no_args_is_help=True, help="Differential privacy: calibrate noise, show spending.")
+if TYPE_CHECKING:
+    from hansa.net.party.policy import Policy
+
+privacy = typer.Typer(no_args_is_help=True, help="Privacy: calibrate noise, show spending, acknowledge a loss.")
 app.add_typer(privacy, name="privacy")
 
 
@@ -85,30 +88,50 @@ def calibrate(
     typer.echo("by       " + ", ".join(f"{name} {value:.4f}" for name, value in epsilons.items()))
 
 
+State = Annotated[Path, typer.Option("--state", help="Folder of the party, as in `hansa join --state`.")]
+
+
 @privacy.command()
-def spent(
-    state: Annotated[Path, typer.Option("--state", help="Folder of the party, as in `hansa join --state`.")],
-    as_json: Json = False,
-) -> None:
-    """Print the privacy budget that a deployed party has spent, per job and in total."""
-    from hansa.core.budget import Budget
-    from hansa.core.errors import ConfigError
-    from hansa.net.party.policy import Policy
-    from hansa.net.party.vault import read_vault, report
+def spent(state: State, as_json: Json = False) -> None:
+    """Print what a deployed party has spent and what is left: epsilon, queries by kind, declined sums."""
+    from hansa.net.party.spending import in_words, report
+    from hansa.net.party.vault_lines import read_vault
     from hansa.privacy import spent as accountant
 
-    if not (state / "party.toml").exists():
-        raise ConfigError(f"{state} is not the folder of a party: it has no party.toml")
-    floor = Policy.read(state / "party.toml").privacy
-    spending = report(read_vault(state), floor.budget or Budget(math.inf, floor.delta), accountant)
+    spending = report(read_vault(state), _policy(state), accountant)
     if as_json:
         typer.echo(json.dumps(spending))
         return
-    of = "" if spending["budget"] is None else f" of {spending['budget']:g}"
-    typer.echo(f"epsilon {_number(spending['epsilon'])}{of} at delta {spending['delta']:g}")
-    for job, part in spending["jobs"].items():
-        typer.echo(f"  {job}: epsilon {_number(part['epsilon'])}, {part['replies']} replies")
+    for line in in_words(spending):
+        typer.echo(line)
 
 
-def _number(value: float | None) -> str:
-    return "infinite" if value is None else f"{value:.4g}"
+@privacy.command("acknowledge-loss")
+def acknowledge_loss(state: State, as_json: Json = False) -> None:
+    """Accept that a part of a party's vault is lost: all that could have been spent counts as spent."""
+    from hansa.net.party.restored import acknowledge_loss as acknowledge
+    from hansa.net.party.store import PartyStore
+    from hansa.privacy import spent as accountant
+
+    _policy(state)
+    store = PartyStore(state)  # nobody else uses the folder meanwhile
+    try:
+        lost = acknowledge(state, store.policy, accountant)
+    finally:
+        store.close()
+    if as_json:
+        typer.echo(json.dumps({"lost": lost}))
+        return
+    typer.echo("counted as spent, and the party's secret is replaced:")
+    for name, amount in lost.items():
+        typer.echo(f"  {name}: {'without limit' if amount is None else f'{amount:.4g}'}")
+
+
+def _policy(state: Path) -> Policy:
+    """The policy of a party; a ConfigError if the folder has none."""
+    from hansa.core.errors import ConfigError
+    from hansa.net.party.policy import Policy
+
+    if not (state / "party.toml").exists():
+        raise ConfigError(f"{state} is not the folder of a party: it has no party.toml")
+    return Policy.read(state / "party.toml")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from hansa.core.budget import Budget
 from hansa.core.columns import ColumnLayout
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Op, known_open_tensors, unwrap
@@ -61,6 +62,18 @@ class Problem:
     drawn: Callable[[int], Params] | None = None  # other initial values of the model, by a key; None without a model
     public_targets: bool = False  # whether the public samples have targets
     modules: Mapping[str, nn.Module] = field(default_factory=dict)  # the task's models by name; a single one is ""
+    names: Sequence[str] | None = None  # of the parties; None for their numbers
+
+
+class PeopleScores(NamedTuple):
+    """Outputs of a joint model for people whom an asker names, and whether each has a score: all parties hold them.
+
+    `unknown` is, by party, the number of asked people whom the party does not hold.
+    """
+
+    outputs: Tensor
+    scored: Tensor
+    unknown: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -139,6 +152,14 @@ class Algorithm(Part):
         local = self.parts().local
         return None if local is None else local.budget
 
+    @property
+    def ops(self) -> DeclaredOps:
+        """The ops that the algorithm asks for, beside those in its fields and `parts`; None if they are not declared.
+
+        The owners of deployed parties approve them in advance. With None they are asked to approve any op.
+        """
+        return None
+
     def parts(self) -> Parts:
         """The local solver, the fusion and the server optimiser that the algorithm uses; override to declare them."""
         return Parts()
@@ -150,6 +171,7 @@ class Algorithm(Part):
     def check(self, problem: Problem) -> None:
         """Raise a ConfigError for parts or settings that cannot be combined. Called before the first round."""
         self._check_task(problem)
+        self.check_parties(problem.parties, problem.names)
         if self.participation == "all" and problem.cohort_size < problem.parties:
             raise ConfigError(
                 f"{self.name} needs every party in every round; set the cohort to 1.0 "
@@ -201,6 +223,12 @@ class Algorithm(Part):
             )
         if self.completes is not None and partner is None and solver is not None and not self.takes_any:
             raise ConfigError(f"{self.name} needs its own local solver, and cannot use {solver.name!r}")
+
+    def check_parties(self, parties: int, names: Sequence[str] | None) -> None:
+        """Raise a ConfigError for parties that the algorithm cannot serve; a part of `check`.
+
+        It is also called when a job is submitted, before anything else about the parties is known.
+        """
 
     def _check_places(self, fusion: Any, problem: Problem) -> None:
         """Raise a ConfigError for a fusion that permutes units where somebody remembers them by their places."""
@@ -282,6 +310,18 @@ class Algorithm(Part):
         `submit` and `next`; with a secure sum it does not allow `gather`.
         """
         return {}
+
+    async def score_people(self, fed: Federation, state: State, people: Sequence[str], salt: str) -> PeopleScores:
+        """Scores of people by a joint model, whose parts lie at several parties.
+
+        `people` are hashes of ids (`core.columns.id_hash`). The parties keep nothing that they stage.
+        """
+        raise ConfigError(f"{self.name} does not score people by their ids")
+
+    @property
+    def continues(self) -> str | None:
+        """The finished job of a federation whose model the algorithm asks; None for an algorithm that trains."""
+        return None
 
     def finished(self, state: State) -> bool:
         """Whether further rounds would change nothing; False for iterative methods."""

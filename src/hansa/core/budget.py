@@ -83,14 +83,18 @@ def merged(releases: Iterable[Release]) -> tuple[Release, ...]:
     return tuple(Release(rate, noise, count) for (rate, noise), count in steps.items())
 
 
-def charge(before: Sequence[Release], coming: Release, budget: Budget, accountant: Accountant) -> float:
-    """The epsilon that a party has spent after the release `coming`; a PartyError if it exceeds the budget."""
+def charge(before: Sequence[Release], coming: Release, budget: Budget, accountant: Accountant,
+           lost: float = 0.0) -> float:  # fmt: skip
+    """The epsilon that a party has spent after the release `coming`; a PartyError if it exceeds the budget.
+
+    `lost` is an epsilon that counts as spent beside the releases, since the record of them was lost.
+    """
     after = accountant(merged([*before, coming]), budget.delta)
-    if after > budget.epsilon:
+    if lost + after > budget.epsilon:
         spent = accountant(merged(before), budget.delta)
         raise PartyError(
-            f"{BUDGET_SPENT}: epsilon {spent:.4g} of {budget.epsilon:.4g} at delta {budget.delta:.4g}, and this round "
-            f"costs {after - spent:.2g}"
+            f"{BUDGET_SPENT}: epsilon {lost + spent:.4g} of {budget.epsilon:.4g} at delta {budget.delta:.4g}, and this "
+            f"round costs {after - spent:.2g}"
         )
     return after
 

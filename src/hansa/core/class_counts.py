@@ -23,7 +23,7 @@ class ClassCounts(Op):
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if not 0 < self.classes <= CLASSES:
             raise PartyError(f"class-counts asks for {self.classes} classes; it counts 1 to {CLASSES}")
-        y = party.samples("statistics")[1]
+        y = party.rows("statistics")[1]
         if y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= self.classes:
             raise PartyError("its targets are not one class number per sample, within the job's classes")
         return Reply({"counts": torch.bincount(y.cpu(), minlength=self.classes)}), memory

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +12,12 @@ import numpy as np
 from torch import Tensor
 
 from hansa.core.errors import AlgorithmError, DataError
+from hansa.core.fitting import ONE_HOT, check_features, fit_targets, looks_one_hot, tensor_of
 from hansa.core.gateway import Ids, SampleGateway, TableRows, encoded
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.objective import Objective
 from hansa.core.stored_rows import whole
-from hansa.core.task import (
-    ONE_HOT,
-    Holdings,
-    Known,
-    PartyShards,
-    Task,
-    check_features,
-    fit_targets,
-    looks_one_hot,
-    tensor_of,
-)
+from hansa.core.task import Holdings, Known, PartyShards, Task
 
 LONGEST = 256  # characters of an id, at most
 REFUSED = {  # fields of a task that parties with different columns cannot have, and why
@@ -53,8 +45,8 @@ class ColumnLayout:
 def ids_of(values: Any, rows: int, where: str) -> Ids:
     """The ids of a party's rows as texts; a DataError if one is missing, too long or there twice.
 
-    Whole numbers are written in decimal, so 17 at one party and "17" at another are the same person. No message quotes
-    an id: a deployed party sends it to the aggregator.
+    Whole numbers are written in decimal, so 17 at one party and "17" at another are the same person; so are ids that
+    differ in case or white space (`normalised`). No message quotes an id: a deployed party sends it to the aggregator.
     """
     array = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.ndim != 1:
@@ -66,14 +58,45 @@ def ids_of(values: Any, rows: int, where: str) -> Ids:
     entries = array.tolist()
     if array.dtype.kind not in "iuUO" or any(isinstance(v, bool) or not isinstance(v, (int, str)) for v in entries):
         raise DataError(f"{where}: ids must be whole numbers or texts, got {array.dtype}")
-    texts = [str(entry).strip() for entry in entries]
+    texts = [normalised(str(entry)) for entry in entries]
     if min(map(len, texts)) == 0:
         raise DataError(f"{where}: a row has no id; give every row one")
     if max(map(len, texts)) > LONGEST:
         raise DataError(f"{where}: an id has more than {LONGEST} characters; give shorter ids")
     if len(set(texts)) < len(texts):
-        raise DataError(f"{where}: two rows have the same id; an id names one row of a party")
+        raise DataError(
+            f"{where}: two rows have the same id; an id names one row of a party (case and white space do not count)"
+        )
     return np.array(texts, dtype=np.str_)
+
+
+def normalised(text: str) -> str:
+    """An id as parties compare it: composed (Unicode NFC), without case, with single spaces, none at the ends.
+
+    Two organisations that type the same name or number get the same text. A half of a surrogate pair is dropped: it is
+    no text, and could not be sent or hashed.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text.encode(errors="ignore").decode())
+    return " ".join(unicodedata.normalize("NFC", text.casefold()).split())
+
+
+def id_hash(salt: str, text: str) -> str:
+    """The hash by which somebody asks parties about a person; `text` is an id in the form of `normalised`."""
+    return hashlib.blake2b(f"{salt} asked {text}".encode(), digest_size=16).hexdigest()
+
+
+def asked_people(ids: Iterable[Any], salt: str) -> tuple[str, ...]:
+    """The hashes of people by their ids, in their order; a DataError if an id is empty or there twice."""
+    texts = [normalised(str(each)) for each in ids]
+    if not texts:
+        raise DataError("there is no id; give the ids of the people to score")
+    if "" in texts:
+        raise DataError(f"the id number {texts.index('') + 1} is empty; give every person an id")
+    if len(set(texts)) < len(texts):
+        twice = next(text for text in texts if texts.count(text) > 1)
+        raise DataError(f"the id {twice!r} is there twice (case and white space do not count); ask for a person once")
+    return tuple(id_hash(salt, text) for text in texts)
 
 
 def held_out(ids: Ids, share: float, seed: int) -> np.ndarray[Any, Any]:

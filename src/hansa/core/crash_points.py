@@ -14,6 +14,8 @@ NAMES = (
     "reply.acknowledged",
     "ask.opened", "ask.closed", "ticket.taken", "round.fused", "model.save", "model.saved", "round.closed",
     "job.model", "job.finished",
+    # A relay, which is an aggregator and a party as well.
+    "relay.decided", "relay.summed", "relay.received", "relay.finished",
     # A party.
     "party.fetched", "party.forgot", "party.trained", "memory.fsync", "memory.rename", "memory.folder",
     "upload.sent", "receipts.folder", "receipt.fsync", "receipt.kept", "party.received",

@@ -14,7 +14,7 @@ import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -186,6 +186,14 @@ def put(path: Path, pieces: Iterable[Bytes], step: Step = _no_step, mode: int = 
     publish(part, path, step)
 
 
+def remove_all(folder: Path, paths: Sequence[Path]) -> None:
+    """Remove files of a folder durably."""
+    for path in paths:
+        unlink(path)
+    if paths:
+        sync_folder(folder)
+
+
 def sweep(folder: Path, name: str = "*") -> None:
     """Remove the incomplete files that a killed `put` left in a folder, of all names or of one.
 
@@ -203,6 +211,14 @@ def whole(data: bytes) -> bytes:
     end = data.rfind(b"\n") + 1
     begin = data.rfind(b"\n", 0, end - 1) + 1 if end else 0
     return data[:begin] if b"\0" in data[begin:end] else data[:end]
+
+
+def lines_from(path: Path, start: int) -> bytes:
+    """The complete lines of a file from a place on. Flushes them first: their writer may have failed halfway."""
+    flush(path)
+    with open(path, "rb") as file:
+        file.seek(start)
+        return whole(file.read())
 
 
 class LineLog:
@@ -225,11 +241,16 @@ class LineLog:
             flush(self._path)
         return whole(data).split(b"\n")[:-1]
 
+    def settle(self) -> None:
+        """Write the complete lines again if the last write failed: what is on the disk is unknown."""
+        if self._doubtful and self._path.exists():
+            put(self._path, [whole(self._path.read_bytes())])
+        self._doubtful = False
+
     def add(self, line: bytes) -> None:
         """Append a line; it must not contain a newline."""
         make_folder(self._path.parent)
-        if self._doubtful and self._path.exists():  # the last write failed: what is on the disk is unknown
-            put(self._path, [whole(self._path.read_bytes())])
+        self.settle()
         self._doubtful = True
         append(self._path, line + b"\n")
         flush(self._path)

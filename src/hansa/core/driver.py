@@ -46,7 +46,7 @@ def drive(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[Ask, Any, T
 def _foreign(name: str, awaited: str) -> AlgorithmError:
     return AlgorithmError(
         f"{name} awaited something other than the federation ({awaited}); a round may only await reduce, gather, "
-        "submit, next, route and exchange"
+        "submit, next, route, session and exchange"
     )
 
 

@@ -1,8 +1,9 @@
 """The federation as an algorithm sees it: verbs that ask parties, answered by a runtime.
 
 `reduce` needs only the weighted sum of the replies, so the sum can be streamed, masked or encrypted. `gather` sees each
-reply. `submit` and `next` are asynchronous. With `route` parties send to each other, not to the aggregator. Every verb
-yields an `Ask` to the driver and resumes with the answer; no event loop is needed.
+reply. `submit` and `next` are asynchronous. With `route` parties send to each other, not to the aggregator; `session`
+is a route with many messages. Every verb yields an `Ask` to the driver and resumes with the answer; no event loop is
+needed.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from hansa.core import rng
 from hansa.core.ask import VERBS, Arrival, Ask, Gathered, Reduced, Routed, Ticket, Verb, unsummable
 from hansa.core.errors import AlgorithmError
+from hansa.core.mixing import Mixing, MixingRows
 from hansa.core.op import Op, PackingOp, Payload, Reply, known_open_tensors, unwrap
 from hansa.core.params import Params
+from hansa.core.post import LARGEST
+from hansa.core.relay import message_size
 from hansa.core.route_op import ROUTE, RouteOp
+from hansa.core.session_op import SessionOp
 from hansa.core.shapes import is_open
 from hansa.core.trusted import Trusted
 
@@ -274,17 +278,7 @@ class Federation:
         """
         if not isinstance(op, RouteOp):
             raise AlgorithmError(f"route needs a RouteOp; {op.name!r} is not a RouteOp")
-        if any(ROUTE in own for own in (payload or {}, *(each or {}).values())):
-            raise AlgorithmError(f"the payload of a route cannot have an entry {ROUTE!r}: the runtime adds one")
-        pairs = tuple(sorted((int(sender), int(receiver)) for sender, receiver in routes))
-        for sender, receiver in pairs:
-            for party in (sender, receiver):
-                if party not in self.parties:
-                    raise AlgorithmError(f"the route {sender} -> {receiver}: there is no party {party} in this job")
-            if sender == receiver:
-                raise AlgorithmError(f"the route {sender} -> {receiver}: a party cannot send to itself")
-        if len(set(pairs)) < len(pairs):
-            raise AlgorithmError("routes must be distinct: a sender has one message for a receiver")
+        pairs = self._pairs(payload or {}, each or {}, routes)
         named = {party for pair in pairs for party in pair}
         asked = self._checked(named if parties is None else parties)
         if not named <= set(asked):
@@ -303,19 +297,62 @@ class Federation:
         answer: Routed = await ask
         return answer
 
-    async def exchange(self, op: RouteOp, payload: Payload | None = None, *, mixing: Tensor) -> Routed:
+    def _pairs(self, payload: Payload, each: Mapping[int, Payload],
+               routes: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:  # fmt: skip
+        """The routes in ascending order; an AlgorithmError if they are invalid, or if the payload has routes itself."""
+        if any(ROUTE in own for own in (payload, *each.values())):
+            raise AlgorithmError(f"the payload of a route cannot have an entry {ROUTE!r}: the runtime adds one")
+        pairs = tuple(sorted((int(sender), int(receiver)) for sender, receiver in routes))
+        for sender, receiver in pairs:
+            for party in (sender, receiver):
+                if party not in self.parties:
+                    raise AlgorithmError(f"the route {sender} -> {receiver}: there is no party {party} in this job")
+            if sender == receiver:
+                raise AlgorithmError(f"the route {sender} -> {receiver}: a party cannot send to itself")
+        if len(set(pairs)) < len(pairs):
+            raise AlgorithmError("routes must be distinct: a sender has one message for a receiver")
+        return pairs
+
+    async def session(self, op: SessionOp, payload: Payload | None = None, routes: Iterable[tuple[int, int]] = (), *,
+                      each: Mapping[int, Payload] | None = None) -> Gathered:  # fmt: skip
+        """The parties of the routes exchange many messages within one ask (`SessionOp.talk`); returns their replies.
+
+        `routes` are the (sender, receiver) pairs that may have messages. The aggregator sees their sizes alone. The
+        round is aborted unless all parties of the session reply: a session cannot go on without one of them.
+        """
+        if not isinstance(op, SessionOp):
+            raise AlgorithmError(f"session needs a SessionOp; {op.name!r} is not a SessionOp")
+        pairs = self._pairs(payload or {}, each or {}, routes)
+        if not pairs:
+            raise AlgorithmError("a session needs at least one route")
+        asked = self._checked({party for pair in pairs for party in pair})
+        ask = self._ask("route", op=op, payload=payload or {}, parties=asked, each=each or {}, routes=pairs)
+        for sender, receiver in pairs:
+            for shapes in op.expects_messages(ask.payload_of(sender), sender, receiver):
+                if any(is_open(sizes) for sizes, _ in shapes.values()):
+                    raise AlgorithmError(f"the messages of {op.name!r} have an open dimension; give it one known size")
+                size = message_size(shapes)
+                if size > LARGEST:
+                    raise AlgorithmError(
+                        f"a message of {op.name!r} has {size} bytes, and a session carries at most {LARGEST}; use "
+                        "smaller batches or fewer activations"
+                    )
+        answer: Gathered = await ask
+        return answer
+
+    async def exchange(self, op: RouteOp, payload: Payload | None = None, *, mixing: Mixing | Tensor) -> Routed:
         """A route between neighbours: party i receives the message of party j if mixing[i, j] is not 0.
 
-        Each party gets its row of the matrix as `mixing` in its payload (see `mixing_shares`). A missing party keeps
-        its state. Each neighbour adds the missing party's weight to its own, so the mixing stays symmetric and doubly
-        stochastic.
+        `mixing` is sparse, or a matrix [K, K]. Each party gets its row of it as `mixing` in its payload (see
+        `mixing_shares`). A missing party keeps its state. Each neighbour adds the missing party's weight to its own, so
+        the mixing stays symmetric and doubly stochastic.
         """
         k = len(self.parties)
-        if tuple(mixing.shape) != (k, k):
-            raise AlgorithmError(f"the mixing matrix is {tuple(mixing.shape)}, expected {(k, k)}")
-        routes = [(j, i) for i, j in mixing.nonzero().tolist() if i != j]
-        rows = {party: {"mixing": row} for party, row in zip(self.parties, mixing.to(torch.float64), strict=True)}
-        return await self.route(op, payload, routes, parties=self.parties, each=rows)
+        size = (mixing.parties, mixing.parties) if isinstance(mixing, Mixing) else tuple(mixing.shape)
+        if size != (k, k):
+            raise AlgorithmError(f"the mixing matrix is {size}, expected {(k, k)}")
+        sparse = mixing if isinstance(mixing, Mixing) else Mixing.of(mixing)
+        return await self.route(op, payload, sparse.routes(), parties=self.parties, each=MixingRows(sparse))
 
     def _open(self) -> Federation:
         """This round's federation for a protocol: all verbs are allowed, and its asks are numbered under this ask."""

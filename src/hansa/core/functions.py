@@ -50,6 +50,11 @@ def searching(folder: str) -> Iterator[None]:
         _folder.reset(before)
 
 
+def experiment_folder() -> str:
+    """The folder from which files of a configuration are looked for: that of the experiment file, if one is read."""
+    return _folder.get() or os.getcwd()
+
+
 @contextlib.contextmanager
 def only(references: Collection[str], reason: str) -> Iterator[None]:
     """Load these references and no others; `reason` goes on after the name of one that is not listed."""
@@ -69,7 +74,7 @@ def load(reference: str, where: str, folder: str | None = None) -> Any:
     if listed is not None and reference not in listed[0]:
         raise ConfigError(f"{where}: {reference!r} {listed[1]}")
     module_name, path = match.groups()
-    thing = _import(module_name, where, folder or _folder.get() or os.getcwd())
+    thing = _import(module_name, where, folder or experiment_folder())
     for name in path.split("."):
         if not hasattr(thing, name) or not hasattr(thing, "__dict__"):
             names = [other for other, value in vars(thing).items() if callable(value) and not other.startswith("_")

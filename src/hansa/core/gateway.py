@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.errors import PartyError
-from hansa.core.stored_rows import Features, StoredRows, whole
+from hansa.core.stored_rows import Features, StoredRows, column_of, whole
 from hansa.core.table_layout import TableLayout
 
 Samples = tuple[Tensor, Tensor]  # features and targets, one row per sample
@@ -81,6 +81,9 @@ class SampleGateway:
     def admit(self, purpose: Purpose) -> None:
         """Raise a PartyError if the samples may not be read for this purpose."""
 
+    def begin_again(self) -> None:
+        """Begin an attempt at an ask whose reply depends on messages of other parties: its readings count again."""
+
     def train(self, purpose: Purpose) -> Samples:
         """The training samples, all in memory; a PartyError if the party has no labels."""
         x, y = self.rows(purpose)
@@ -138,7 +141,7 @@ class SampleGateway:
         at = column if isinstance(column, int) else names.index(column) if column in names else -1
         if x.dim() != 2 or not 0 <= at < x.shape[1]:
             raise PartyError(f"its samples have no column {column!r} to group them by")
-        return x[:, at]
+        return column_of(x, at)
 
     def test_ids(self, purpose: Purpose) -> Ids:
         """The ids of the test rows, as texts; none if the party has no test rows."""

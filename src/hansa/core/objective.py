@@ -221,6 +221,14 @@ class Objective:
 
         `weights` are the trainable tensors by name, as from `spec.split`.
         """
+        output, buffers = self.training_outputs(weights, buffers, x, key)
+        if isinstance(self.loss, str) and self.loss in LOSSES:  # the user's own loss may take any output
+            output = one_tensor(output)
+        return self.training_losses(output, y), buffers
+
+    def training_outputs(self, weights: dict[str, Tensor], buffers: tuple[Tensor, Tensor], x: Tensor,
+                         key: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
+        """As `losses`, but the model's outputs."""
         module = self.learner()
         tensors = dict(weights)
         for name, buffer in self.spec.buffers(*buffers).items():
@@ -231,13 +239,11 @@ class Objective:
             with KeyedRandomness(key) as randomness:
                 output = self._forward(module, tensors, x)
             self._random = randomness.used
-        if isinstance(self.loss, str) and self.loss in LOSSES:  # the user's own loss may take any output
-            output = one_tensor(output)
         buffers = (
             self.spec.joined(self.spec.stats, tensors, buffers[0]),
             self.spec.joined(self.spec.counts, tensors, buffers[1]),
         )
-        return self.training_losses(output, y), buffers
+        return output, buffers
 
     def training_losses(self, output: Tensor, y: Tensor) -> Tensor:
         """The loss of each sample, times its weight if the targets carry weights."""

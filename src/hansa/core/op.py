@@ -19,10 +19,12 @@ from hansa.core import rng
 from hansa.core.augment import Augment
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import AlgorithmError, DataError, PartyError
+from hansa.core.fitting import cast
 from hansa.core.gateway import Ids, Purpose, SampleGateway, Samples, StoredSamples
 from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
 from hansa.core.params import Params
+from hansa.core.post import Post
 from hansa.core.public import PublicSamples
 from hansa.core.registry import Part
 from hansa.core.shapes import Shape as Shape
@@ -126,6 +128,25 @@ class Vault:
     def once(self, name: str, digest: str) -> None:
         """Record that `name` was answered for `digest`; a PartyError if it was answered for another digest before."""
 
+    def begin_session(self, kind: str, name: str) -> bytes | None:
+        """The secret of a session (`secure.session`), drawn when the session begins; None in a simulation.
+
+        A job has one session of each kind: if another one begins, the party forgets the last one. A PartyError if the
+        session has ended.
+        """
+        return None
+
+    def session(self, kind: str, name: str) -> bytes | None:
+        """The secret of a session that has begun; a PartyError if it is forgotten; None in a simulation."""
+        return None
+
+    def end_session(self, kind: str, name: str, answer: bytes) -> None:
+        """Replace the secret of a session by its last answer."""
+
+    def last_answer(self, kind: str, name: str) -> bytes | None:
+        """The last answer of a session that has ended; None if it has not, and in a simulation."""
+        return None
+
     def sign(self, data: bytes) -> tuple[bytes, bytes] | None:
         """This party's certificate and its signature over the data; None in a simulation."""
         return None
@@ -150,7 +171,8 @@ class Party:
     `secret` is known to a deployed party alone. It differs between messages and is the same for the same message. All
     that must not be guessed (noise, drawn samples, keys) is derived from it by `private`. In a simulation `secret` is
     empty and the run's seed is used instead. `min_cohort` is the smallest cohort that the party's policy allows for a
-    secure sum. `min_rows` is the fewest of its samples in a tree's node whose sums the party sends.
+    secure sum. `min_rows` is the fewest of its samples in a tree's node whose sums the party sends. `post` carries the
+    messages of a session; None in a simulation.
     """
 
     id: int
@@ -164,6 +186,7 @@ class Party:
     min_rows: int = 1
     public: PublicSamples | None = None
     augment: Augment | None = None
+    post: Post | None = None
 
     def initial(self) -> Params:
         """The initial values of a model of the party's own: each party draws others."""
@@ -227,12 +250,19 @@ class Op(Part):
     serves: ClassVar[bool] = False  # whether the op only helps another one (keys, shares); its parties are not counted
     overlaps: ClassVar[bool] = False  # whether, in simulated time, a party communicates while it computes
     evaluates: ClassVar[bool] = False  # whether it reads test samples, and no others; a party limits evaluations
+    fuzzy: ClassVar[bool] = False  # whether it sends encodings of ids that show how alike two ids are
+    scores_people: ClassVar[bool] = False  # whether replies tell the aggregator about single people, whom it names
     counts: ClassVar[frozenset[str]] = frozenset()  # vectors beside the update that have no negative numbers
 
     @property
     def vectors(self) -> tuple[str, ...]:
         """The floating-point vectors of a reply that a transform may pack: the update, and vectors like it."""
         return () if self.update is None else (self.update,)
+
+    @property
+    def continues(self) -> str | None:
+        """The finished job of a federation whose memory and preparation the op uses; None for those of its own job."""
+        return None
 
     @property
     def longest(self) -> float | None:
@@ -427,7 +457,13 @@ class PackingOp(Wrapper):
 
 
 class DataOp(Op):
-    """An op that transforms a party's data (imputation, scaling); its reply has no tensors."""
+    """An op that transforms a party's data (imputation, scaling); its reply has no tensors.
+
+    An op that `learns` takes numbers of its transformation from the party's own training samples. Then each prepared
+    sample depends on all of them, so no noise for one sample protects it.
+    """
+
+    learns: ClassVar[bool] = False
 
     def transform(self, x: Tensor, payload: Payload) -> Tensor:
         """The transformed samples. Each row is transformed by itself, so any subset gives the same rows."""
@@ -435,21 +471,22 @@ class DataOp(Op):
 
     def prepared(self, x: Any, payload: Payload, device: torch.device, dtype: torch.dtype | None) -> Tensor:
         """Samples as a user has them, prepared for a model of a type; None for a method without a torch module."""
-        samples = torch.as_tensor(x, device=device)
-        if samples.is_floating_point() and dtype is not None:
-            samples = samples.to(dtype)
-        return self.transform(samples, payload)
+        return self.transform(cast(x, device, dtype), payload)
 
     def weigh(self, y: Tensor, payload: Payload) -> Tensor | None:
         """Factors of the weights of samples with these targets; None for an op that changes no weights."""
         return None
+
+    def resolved(self, party: Party, payload: Payload) -> tuple[DataOp, Payload]:
+        """The same preparation with all numbers that it needs, so that it can be repeated when samples have changed."""
+        return self, payload
 
     def apply(self, party: Party, payload: Payload) -> None:
         """Replace the party's samples and the public ones by transformed ones.
 
         A PartyError if the payload does not fit them.
         """
-        y = party.data.train("statistics")[1] if party.data.labelled else None
+        y = party.data.rows("statistics")[1] if party.data.labelled else None
         factors = None if y is None else self.weigh(y, payload)
         if y is not None and factors is not None:
             party.data.weigh(factors)

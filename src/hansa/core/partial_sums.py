@@ -23,8 +23,9 @@ from hansa.core.buffer_checks import buffer_fault
 from hansa.core.errors import DataError
 from hansa.core.exact_sums import LIMBS, LIMIT, SPLIT, ExactSum, from_steps, limb_fault, steps_of_limbs, too_large
 from hansa.core.metric_ranges import COUNT, NAME, outside
+from hansa.core.norms import l2_norm, max_abs
 from hansa.core.op import Op, PackingOp, Payload, Reply
-from hansa.core.reply_checks import LARGEST, Rules, all_finite, message_fault
+from hansa.core.reply_checks import LARGEST, SLACK, Rules, all_finite, message_fault
 from hansa.core.round_record import ExactMeans
 from hansa.core.shapes import Shape
 
@@ -36,13 +37,15 @@ class PartialSum:
     """The sum of the replies of `parties`, made by `sender`.
 
     `parties` are those that the receiver gave to the sender, without those that the sender reported as missing.
-    `bytes` is the size of what was sent, if that is not the reply.
+    `bytes` is the size of what was sent, if that is not the reply. `checked` says that the sender checks each reply
+    against the receiver's rules, as a relay does; the receiver then holds the mean of the replies against the limits.
     """
 
     sender: str
     parties: tuple[int, ...]
     reply: Reply
     bytes: int | None = None
+    checked: bool = False
 
 
 class ReplySum:
@@ -56,25 +59,21 @@ class ReplySum:
     def add(self, reply: Reply) -> None:
         """Add a reply; a DataError, which changes nothing, if it does not fit an exact sum."""
         if reply.count > 1:
-            self._total.add_partial({n: t for n, t in reply.tensors.items() if not n.startswith(METRIC)})
-            self._means.add_partial(metric_rows(reply))
-            self._joined(reply, reply.weight)
+            self.add_sum(reply)
             return
         share = 1 if self._uniform else reply.weight
-        reason = self._obstacle(reply, share)
+        reason = obstacle(reply, share)
         if reason is not None:
             raise DataError(reason)
         self._total.add(reply.tensors, share)
         self._means.add(reply.metrics, share)
         self._joined(reply, share)
 
-    @staticmethod
-    def _obstacle(reply: Reply, share: int) -> str | None:
-        if any(tensor.is_floating_point() and not all_finite(tensor) for tensor in reply.tensors.values()):
-            return "it has values that are not finite"
-        if any(not abs(value * share) < LIMIT for value in reply.metrics.values()):
-            return "one of its metrics reaches 2^60 when multiplied by its weight, too large for a partial sum"
-        return too_large(reply.tensors, share)
+    def add_sum(self, reply: Reply) -> None:
+        """Add a partial sum, perhaps of one party alone."""
+        self._total.add_partial({n: t for n, t in reply.tensors.items() if not n.startswith(METRIC)})
+        self._means.add_partial(metric_rows(reply))
+        self._joined(reply, reply.weight)
 
     def _joined(self, reply: Reply, weight: int) -> None:
         for name, value in reply.maxima.items():
@@ -88,23 +87,38 @@ class ReplySum:
         return Reply({**self._total.partial(), **metrics}, self._weight, self._maxima, {}, self._count)
 
 
+def obstacle(reply: Reply, share: int) -> str | None:
+    """Why the reply of one party, with this weight, does not fit an exact sum; or None."""
+    if any(tensor.is_floating_point() and not all_finite(tensor) for tensor in reply.tensors.values()):
+        return "it has values that are not finite"
+    if any(not abs(value * share) < LIMIT for value in reply.metrics.values()):
+        return "one of its metrics reaches 2^60 when multiplied by its weight, too large for a partial sum"
+    return too_large(reply.tensors, share)
+
+
 def metric_rows(reply: Reply) -> dict[str, list[int]]:
     """The metrics of a partial sum: limbs, weight and number of parties of each."""
     return {n.removeprefix(METRIC): t.tolist() for n, t in reply.tensors.items() if n.startswith(METRIC)}
 
 
-def unsuitable(ask: Ask, rules: Rules, heaviest: int | None = None) -> str | None:
-    """Why an ask cannot be answered by partial sums: something about it looks at each party's reply; or None."""
+def unsuitable(ask: Ask, rules: Rules, heaviest: int | None = None, checked: bool = False) -> str | None:
+    """Why an ask cannot be answered by partial sums: something about it looks at each party's reply; or None.
+
+    `checked` says that the sender of the sum checks each reply, so that limits on single replies are no obstacle.
+    """
     op = ask.op
     assert op is not None
-    needs_each = [
-        (ask.verb != "reduce", "the ask does not sum replies"),
-        (not rules.exact, "run.sums is not 'exact'"),
-        (isinstance(op, PackingOp), "each reply is packed by a transform, and is opened by itself"),
+    limited = [
         (rules.max_norm is not None or rules.growth is not None, "the norm of each update is limited"),
         (op.longest is not None, "each update must keep to a clip"),
         (op.largest is not None, "the values of each reply are limited"),
         (rules.max_stats is not None, "the running statistics of each party are limited (run.max_stats)"),
+    ]
+    needs_each = [
+        (ask.verb != "reduce", "the ask does not sum replies"),
+        (not rules.exact, "run.sums is not 'exact'"),
+        (isinstance(op, PackingOp), "each reply is packed by a transform, and is opened by itself"),
+        *([] if checked else limited),
         (heaviest is not None, "the weight of each party is capped"),
         (op.budget is not None, "each party reports its privacy spending"),
     ]
@@ -113,7 +127,7 @@ def unsuitable(ask: Ask, rules: Rules, heaviest: int | None = None) -> str | Non
 
 def partial_fault(partial: PartialSum, ask: Ask, rules: Rules, heaviest: int | None = None) -> str | None:
     """The reason why a partial sum may not be fused, or None. The receiver chooses all bounds, the sender none."""
-    reason, reply, given = unsuitable(ask, rules, heaviest), partial.reply, len(partial.parties)
+    reason, reply, given = unsuitable(ask, rules, heaviest, partial.checked), partial.reply, len(partial.parties)
     if reason is not None:
         return f"it stands for several parties, which is not possible here: {reason}"
     if isinstance(reply.count, bool) or not isinstance(reply.count, int) or reply.count != given or given < 1:
@@ -123,7 +137,32 @@ def partial_fault(partial: PartialSum, ask: Ask, rules: Rules, heaviest: int | N
         return f"its weight is {reply.weight!r}, and that of {given} parties lies in {reply.count}..{most}"
     assert ask.op is not None
     payloads = [ask.payload_of(party) for party in partial.parties] if ask.each else [ask.payload]
-    return _content_fault(reply, ask.op, payloads, rules)
+    reason = _content_fault(reply, ask.op, payloads, rules)
+    return reason if reason is not None or not partial.checked else _mean_fault(reply, ask.op, payloads[0], rules)
+
+
+def _mean_fault(reply: Reply, op: Op, payload: Payload, rules: Rules) -> str | None:
+    """Why the mean of the replies breaks a limit on single replies, or None.
+
+    Every limit allows a convex set, so the mean of replies within the limit is within the limit.
+    """
+    means = {name: _mean(reply, name) for name in op.expects(payload) if SPLIT + name in reply.tensors}
+    limit = rules.max_update_norm(payload)
+    if limit is not None and op.update in means and (norm := l2_norm([means[op.update]])) > limit * SLACK:
+        return f"the norm of its mean update, {norm:.4g}, is over the limit of {limit:.4g} for one update"
+    if op.largest is not None and (most := max_abs(means.values())) > op.largest * SLACK:
+        return f"its mean has values up to {most:.4g}, and the largest that a party may send is {op.largest:.4g}"
+    beside = op.beside(payload)
+    if op.longest is not None and l2_norm([m for name, m in means.items() if name not in beside]) > op.longest * SLACK:
+        return f"the norm of its mean is over {op.longest:.4g}, the bound to which each party should have clipped"
+    stats = {name: value for name, value in means.items() if name == "stats"}
+    return buffer_fault(stats, reply.maxima, reply.weight, op, payload, rules.variances, rules.max_stats)
+
+
+def _mean(reply: Reply, name: str) -> Tensor:
+    total = ExactSum()
+    total.add_partial({SPLIT + name: reply.tensors[SPLIT + name]})
+    return total.result()[name] / reply.weight
 
 
 def _content_fault(reply: Reply, op: Op, payloads: Sequence[Payload], rules: Rules) -> str | None:
@@ -150,12 +189,7 @@ def _content_fault(reply: Reply, op: Op, payloads: Sequence[Payload], rules: Rul
 
 
 def _mean_stats(reply: Reply) -> dict[str, Tensor]:
-    limbs = reply.tensors.get(f"{SPLIT}stats")
-    if limbs is None:
-        return {}
-    total = ExactSum()
-    total.add_partial({f"{SPLIT}stats": limbs})
-    return {"stats": total.result()["stats"] / reply.weight}
+    return {"stats": _mean(reply, "stats")} if f"{SPLIT}stats" in reply.tensors else {}
 
 
 def _expected(shapes: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from hansa.core.errors import ConfigError
 from hansa.core.objective import Objective
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, Shape
 from hansa.core.other_model import objective_of
 from hansa.core.params import Params
 from hansa.core.registry import Part, build, register
@@ -24,6 +25,8 @@ class Predictor(Part):
 
     kind: ClassVar[str] = "predictor"
     personal: ClassVar[bool] = False  # whether each party has its own model, and there is no global one
+    joint: ClassVar[bool] = False  # whether parts of the model lie at several parties, which only together predict
+    kept: ClassVar[bool] = False  # whether deployed parties keep their parts of a joint model, to predict later
     gives: ClassVar[Literal["probabilities", "scores", "classes"]] = "probabilities"  # "classes": 0 and 1 alone
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
@@ -56,19 +59,30 @@ class NetworkPredictor(Predictor):
     """The task's model, or the model that the payload describes, with the parameters of the payload."""
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
-        return objective_of(objective, payload).outputs(Params(**payload["model"]), x)
+        params = Params(**{name: vector.to(x.device) for name, vector in payload["model"].items()})
+        return objective_of(objective, payload).outputs(params, x)
 
 
 @register("joint")
 @dataclass(frozen=True)
 class JointPredictor(Predictor):
-    """A model whose parts lie at parties with different columns, so that no single place can predict."""
+    """A model whose parts lie at several parties, so that no single place can predict."""
+
+    joint: ClassVar[bool] = True
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         raise ConfigError(
-            "the parts of this model lie at parties that hold different columns, so no single place can predict; the "
-            "metrics of a run come from the parties together"
+            "the parts of this model lie at several parties, so no single place can predict; the metrics of a run come "
+            "from the parties together"
         )
+
+
+@register("joint-by-id")
+@dataclass(frozen=True)
+class JointByIdPredictor(JointPredictor):
+    """A joint model that the parties can ask together for the scores of people, by their ids."""
+
+    kept: ClassVar[bool] = True
 
 
 def evaluate(name: str, objective: Objective, payload: Payload, x: Features, y: Tensor,
@@ -93,6 +107,13 @@ class Evaluate(Op):
         x, y = party.data.test_rows("evaluate")
         metrics = evaluate(self.predictor, party.objective, payload, x, y, party, memory)
         return Reply({}, weight=len(x), metrics=metrics), memory
+
+    def run_stack(self, parties: Sequence[Party], payloads: Sequence[Payload],
+                  memories: Sequence[Memory]) -> Replies | None:  # fmt: skip
+        """The replies of many simulated parties at once, in their order; parties left out run alone.
+
+        None if all parties run alone."""
+        return None
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {}

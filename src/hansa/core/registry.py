@@ -21,14 +21,17 @@ from hansa.core.errors import ConfigError, nearest
 from hansa.core.functions import REFERENCE, bind, load, load_function, reference_of
 
 KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adversary", "model", "dataset", "partition",
-         "prepare", "predictor", "op", "schedule", "pace", "devices", "distribution", "availability",
-         "engine", "tracker", "secure", "dp", "finetune", "metric")  # fmt: skip
+         "prepare", "predictor", "op", "schedule", "pace", "staleness", "devices", "distribution", "availability",
+         "engine", "tracker", "secure", "dp", "finetune", "metric", "attestation", "topology", "drift",
+         "detector", "relays")  # fmt: skip
 
 
 _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "selector", "dataset": "data set",
-          "prepare": "preparation", "devices": "description of devices",
+          "prepare": "preparation", "staleness": "staleness function", "devices": "description of devices",
           "availability": "kind of availability", "engine": "simulation engine", "secure": "secure sum",
-          "dp": "kind of differential privacy", "finetune": "fine-tuning"}  # fmt: skip
+          "relays": "tree of relays",
+          "dp": "kind of differential privacy", "finetune": "fine-tuning",
+          "attestation": "attestation verifier", "detector": "detector of drift"}  # fmt: skip
 
 
 # Metadata of a field that is a table of free names: the dataclass of its entries, and words in place of an entry.
@@ -362,6 +365,8 @@ def type_name(hint: Any) -> str:
         return f"a list of {type_name(get_args(hint)[0])}"
     if isinstance(hint, type) and issubclass(hint, Part):
         return f"the {noun(hint.kind)} {hint.name!r}" if ":" not in hint.name else f"a {noun(hint.kind)}"
+    if dataclasses.is_dataclass(hint):
+        return "a table"
     return {float: "a number", int: "a whole number", str: "a text", bool: "true or false", dict: "a table"}.get(
         hint, str(hint)
     )

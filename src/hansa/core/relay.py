@@ -2,7 +2,8 @@
 
 Three asks: every party of the route advertises a signed key; every sender seals its messages for its receivers' keys;
 every receiver opens, checks and uses its messages. The aggregator only passes on bytes. The ops of the parties are in
-`hansa.secure.routing`.
+`hansa.secure.routing`. A session needs two asks: keys, then one ask in which the parties exchange all their messages
+(`hansa.secure.route_session`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from hansa.core.errors import RoundAborted
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.registry import build
 from hansa.core.route_op import ROUTE, RouteOp
+from hansa.core.session_op import SessionOp
 from hansa.core.shapes import largest_shape
 
 KEYS, SEND, RECEIVE = "route-keys", "route-send", "route-receive"  # the names of the parties' ops
+SESSION = "route-session"  # the same, for a session
 CODES = "route"  # the tensor of a reply with one code per message: accepted, or why not
 ACCEPTED, UNTRUSTED, UNSEALED, UNLIKE = range(4)
 REASONS = {  # a party sends codes, because the aggregator prints the reasons
@@ -76,6 +79,31 @@ def relay(ask: Ask) -> Generator[Ask, Gathered, Routed]:
     op = build("op", RECEIVE, inner=ask.op)
     got = yield _step(ask, 2, op, ask.payload, receivers, _added(ask, each))
     return _routed(ask.op, outboxes, outgoing, arriving, got)
+
+
+def conversation(ask: Ask) -> Generator[Ask, Gathered, Gathered]:
+    """Yield the asks of a session; get their answers; return the parties' replies. Every party must take part."""
+    assert isinstance(ask.op, SessionOp)
+    step = _step(ask, 0, build("op", KEYS), {"session": f"{ask.phase} {ask.index}"}, ask.parties)
+    advertised = yield replace(step, need="all")
+    keys = dict(zip(advertised.parties, advertised.replies, strict=True))
+    each: dict[int, Payload] = {}
+    for party in ask.parties:
+        peers = [other for other in ask.parties if other != party]
+        each[party] = {"sender": party, "peers": _ids(peers), **_keys(keys, peers)}
+    step = _step(ask, 1, build("op", SESSION, inner=ask.op), ask.payload, ask.parties, _added(ask, each))
+    replies = yield replace(step, need="all")
+    return replies
+
+
+def session_bytes(ask: Ask) -> int:
+    """The bytes of all messages of a session, encoded and not sealed."""
+    assert isinstance(ask.op, SessionOp)
+    return sum(
+        message_size(shapes)
+        for sender, receiver in ask.routes
+        for shapes in ask.op.expects_messages(ask.payload_of(sender), sender, receiver)
+    )
 
 
 def _step(ask: Ask, index: int, op: Op, payload: Payload, parties: Sequence[int],

@@ -180,11 +180,12 @@ class ReplyCombiner:
         self._keep_largest({name: value.clone() for name, value in reply.maxima.items()})
 
     def add_stack(self, replies: Replies) -> None:
-        """Add a stack of replies. They are checked together; one by one if a check fails or the ask gathers."""
+        """Add a stack of replies. They are checked together; one by one if a check fails or the ask gathers updates."""
         payloads = [self.ask.payload]
         if self.ask.each:
             payloads = [self.ask.payload_of(party) for party in replies.parties]
-        fused = received_stack(replies, self._sent_by, payloads, self.rules) if self._summed else None
+        at_once = self._summed or (self.op.update is None and self._heaviest is None)
+        fused = received_stack(replies, self._sent_by, payloads, self.rules, self._summed) if at_once else None
         if fused is None:
             for k, party in enumerate(replies.parties):
                 self.add(party, replies.row(k))
@@ -195,6 +196,11 @@ class ReplyCombiner:
         shares = [self._accept(*pair) for pair in zip(fused.parties, fused.weights, strict=True)]
         for k, (party, share) in enumerate(zip(replies.parties, shares, strict=True)):
             self._measure(party, {name: values[k] for name, values in replies.metrics.items()}, share)
+        if not self._summed:
+            tensors, maxima = ({n: v.clone() for n, v in group.items()} for group in (fused.tensors, fused.maxima))
+            own = replace(fused, tensors=tensors, maxima=maxima)  # it outlives the stack
+            self._gathered += [(party, own.row(k)) for k, party in enumerate(own.parties)]
+            return
         self._total.add_rows(fused.tensors, shares)
         self._keep_largest({name: rows.amax(0) for name, rows in fused.maxima.items()})
 

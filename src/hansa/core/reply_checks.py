@@ -104,8 +104,9 @@ def received(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool 
     return fault(reply, op, payload, rules, summed) or reply
 
 
-def received_stack(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules) -> Replies | None:
-    """A stack of replies as it is summed, opened if it was packed; None if some reply may not be fused."""
+def received_stack(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules,
+                   summed: bool = True) -> Replies | None:  # fmt: skip
+    """A stack of replies as it is fused, opened if it was packed; None if some reply may not be fused."""
     while isinstance(op, PackingOp):
         first = replies.row(0).tensors
         if any(_unlike(first, op.expects(payload)) for payload in payloads) or _unusable(replies.tensors, False):
@@ -114,7 +115,7 @@ def received_stack(replies: Replies, op: Op, payloads: Sequence[Payload], rules:
             replies, op = op.opened_stack(payloads[0], replies), op.inner
         except Exception:  # `received` gives the reason for each reply
             return None
-    return replies if clean(replies, op, payloads, rules, summed=True) else None
+    return replies if clean(replies, op, payloads, rules, summed) else None
 
 
 def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = True) -> str | None:

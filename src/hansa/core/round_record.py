@@ -140,6 +140,11 @@ class Record:
         """Count the bytes of an ask's messages to its parties."""
         self.bytes_down += sum(ask.sizes())
 
+    def count_session(self, size: int) -> None:
+        """Count the bytes of a session's messages, each of which goes up to the aggregator and down to a party."""
+        self.bytes_up += size
+        self.bytes_down += size
+
     def refuse(self, refused: Mapping[tuple[int, int], str], name: Callable[[int], str]) -> None:
         """Record the parties whose messages or keys others refused in a route; the reasons are the others' claims."""
         for (party, by), reason in refused.items():

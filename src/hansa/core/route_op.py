@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from hansa.core.budget import Budget
-from hansa.core.errors import AlgorithmError, PartyError
+from hansa.core.errors import AlgorithmError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 
 Message = Mapping[str, Tensor]  # the tensors that one party sends to another, by name
@@ -163,19 +162,3 @@ class Inbox(Receiving):
 def without_route(payload: Payload) -> Payload:
     """A payload without the entry that a runtime added for the route."""
     return {name: value for name, value in payload.items() if name != ROUTE} if ROUTE in payload else payload
-
-
-def mixing_shares(row: Tensor, own: int, senders: Iterable[int]) -> dict[int, float]:
-    """The weight of each model that a party mixes, its own included, in the order of ids.
-
-    `row` has the party's weight for each party. The weights of missing neighbours are added to its own, so the mixing
-    stays symmetric and doubly stochastic. A PartyError if `row` has no weight for a party.
-    """
-    ids = sorted({own, *senders})
-    if row.dim() != 1 or ids[0] < 0 or ids[-1] >= len(row):
-        raise PartyError(f"the mixing weights it was sent do not cover the parties {ids}")
-    row = row.to(torch.float64)
-    missing = torch.ones(len(row), dtype=torch.bool, device=row.device)
-    missing[ids] = False
-    lost = float((row * missing)[None].sum(1))
-    return {party: float(row[party]) + (lost if party == own else 0.0) for party in ids}

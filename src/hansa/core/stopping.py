@@ -23,6 +23,12 @@ class Halted(BaseException):
         self.reason = reason
 
 
+def too_long(seconds: float) -> str:
+    """The reason for stopping a computation that took longer than its party allows."""
+    limit = f"{seconds:g} seconds (limits.seconds in party.toml)"
+    return f"its policy gives an ask at most {limit}, and this one takes longer"
+
+
 class Brake:
     """Stops the computation of a thread after a number of seconds, or when another thread pulls the brake."""
 
@@ -40,8 +46,7 @@ class Brake:
         if self._pulled:
             raise Halted(None)
         if time.monotonic() > self._until:
-            limit = f"{self.seconds:g} seconds (limits.seconds in party.toml)"
-            raise Halted(f"its policy gives an ask at most {limit}, and this one takes longer")
+            raise Halted(too_long(self.seconds))
 
 
 _current: ContextVar[Brake | None] = ContextVar("brake", default=None)

@@ -205,6 +205,11 @@ def whole(x: Features) -> Tensor:
     return x if isinstance(x, Tensor) else x[:]
 
 
+def column_of(x: Features, at: int) -> Tensor:
+    """One column of features of two dimensions."""
+    return torch.cat([block[:, at] for block in blocks(x)])
+
+
 def blocks(x: Features) -> Iterator[Tensor]:
     """The features in blocks of rows; those that are in memory, as one block."""
     if isinstance(x, Tensor):

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,25 +14,24 @@ from torch import Tensor, nn
 
 from hansa.core.augment import Augment, check_augment
 from hansa.core.errors import ConfigError, DataError, nearest
-from hansa.core.functions import is_function
+from hansa.core.fitting import (
+    check_outputs,
+    check_pair,
+    fit_samples,
+    join_features,
+    join_targets,
+    kept_features,
+    output_of,
+    tensor_of,
+)
 from hansa.core.gateway import SampleGateway, TableRows
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.losses import Loss
-from hansa.core.objective import Objective, kept_generator
+from hansa.core.objective import Objective
 from hansa.core.party_models import PartyModels, task_models, turn_of
 from hansa.core.public import PublicSamples, split_public
 from hansa.core.registry import Part
-from hansa.core.stored_rows import (
-    ArrayRows,
-    Features,
-    StoredRows,
-    blocks,
-    is_dataset,
-    joined,
-    read_dataset,
-    stored,
-    whole,
-)
+from hansa.core.stored_rows import Features, blocks, is_dataset, read_dataset
 from hansa.core.table_layout import TableLayout
 from hansa.core.weights import Weighting, sample_weights
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from hansa.core.columns import ColumnLayout
 
 Pair = tuple[Any, Any]
-F = TypeVar("F", Tensor, Features)
 FEW = 1000  # up to this many parties, class numbers are checked for each party
 
 
@@ -165,7 +163,7 @@ class PartyShards:
                 raise DataError(f"{where}: offsets must rise from 0, one more than there are parties")
             if offsets[-1] != len(x):
                 raise DataError(f"{where}: the last offset is {offsets[-1]}, but there are {len(x)} samples")
-            _paired(x, y, where)
+            check_pair(x, y, where)
         else:
             if not isinstance(data, Sequence) or len(data) == 0:
                 raise DataError(f"{where}: give a list of (x, y), one per party, or one (x, y, offsets)")
@@ -177,8 +175,8 @@ class PartyShards:
                     raise DataError(f"{where}[{k}]: expected a pair (x, y), or a data set of pairs")
                 xs.append(kept_features(pair[0], f"{where}[{k}] x"))
                 ys.append(tensor_of(pair[1], f"{where}[{k}] y"))
-                _paired(xs[-1], ys[-1], f"{where}[{k}]")
-            x, y = _join_features(xs, f"{where} x"), _join(ys, f"{where} y")
+                check_pair(xs[-1], ys[-1], f"{where}[{k}]")
+            x, y = join_features(xs, f"{where} x"), join_targets(ys, f"{where} y")
             offsets = np.concatenate([[0], np.cumsum([len(v) for v in xs])]).astype(np.int64)
         self.offsets = offsets
 
@@ -188,7 +186,7 @@ class PartyShards:
                 return ""
             return f" of party {names[party] if names is not None else str(party)!r} (row {row - int(offsets[party])})"
 
-        self.x, self.y = _fit(x, y, objective, where, prepared, owner)
+        self.x, self.y = fit_samples(x, y, objective, where, prepared, owner)
         self.before: Features | None = None  # the features before their preparation, of test samples
 
     @property
@@ -226,11 +224,19 @@ class PartyShards:
 
     def of(self, party: int) -> tuple[Features, Tensor]:
         """The samples of a party."""
-        return self._part(self.x, party), self.y[int(self.offsets[party]) : int(self.offsets[party + 1])]
+        return self._part(self.x, party), self.y[self.span(party)]
+
+    def span(self, party: int) -> slice:
+        """The rows of a party among those of all."""
+        return slice(int(self.offsets[party]), int(self.offsets[party + 1]))
 
     def _part(self, x: Features, party: int) -> Features:
-        first, last = int(self.offsets[party]), int(self.offsets[party + 1])
-        return x[first:last] if isinstance(x, Tensor) else x.span(first, last)
+        rows = self.span(party)
+        return x[rows] if isinstance(x, Tensor) else x.span(rows.start, rows.stop)
+
+    def weights_of(self, party: int) -> Tensor | None:
+        """The weights of a party's samples in the training loss; None if all are 1."""
+        return None if self.weights is None else self.weights[self.span(party)]
 
     def features_before(self, party: int) -> Features | None:
         """The features of a party's samples before their preparation; None if it changed none."""
@@ -312,7 +318,7 @@ class Known:
         for name, objective in models.items():
             samples = [torch.zeros(1, *self.shape, dtype=dtype, device=objective.device)
                        for dtype in (objective.dtype, torch.int64)]  # fmt: skip
-            taken = next((x for x in samples if _output(objective.network(), x) is not None), None)
+            taken = next((x for x in samples if output_of(objective.network(), x) is not None), None)
             if taken is None:
                 raise DataError(f"models: {name!r} does not take samples of the shape {self.shape}")
             try:
@@ -327,10 +333,10 @@ class Known:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise DataError(f"{where}: expected a pair (x, y)")
         x, y = tensor_of(pair[0], f"{where} x"), tensor_of(pair[1], f"{where} y")
-        _paired(x, y, where)
+        check_pair(x, y, where)
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"{where}: samples are {tuple(x.shape[1:])}, the parties' {self.shape}")
-        x, y = _fit(x, y, objective, where, prepared)
+        x, y = fit_samples(x, y, objective, where, prepared)
         hint = "; if no party holds some class, say how many there are: Task(classes=...)" if self.counted else ""
         self.check_targets(y, f"{where}: ", hint)
         return x, y
@@ -346,6 +352,11 @@ class Known:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def names(self) -> Sequence[str] | None:
+        """The names of the parties; None if they are called by their numbers."""
+        return self._names
 
     def name(self, party: int) -> str:
         """The name of a party; without names, its number."""
@@ -404,14 +415,11 @@ class Holdings(Known):
         """The gateway to the samples of a simulated party."""
         header = ("", *self.columns) if self.columns else ()
         x, y = self.train.of(party)
-        rows = TableRows(x, y, None, None if self.train.weights is None else self.train.weights[self._rows(party)])
+        rows = TableRows(x, y, None, self.train.weights_of(party))
         if self.tests is None:
             return SampleGateway(rows, None, header, table=self.table)
         before = self.tests.features_before(party)
         return SampleGateway(rows, self.tests.of(party), header, before, table=self.table)
-
-    def _rows(self, party: int) -> slice:
-        return slice(int(self.train.offsets[party]), int(self.train.offsets[party + 1]))
 
     def weigh(self, objectives: Iterable[Objective], factors: Tensor) -> None:
         """Multiply the weights of all training samples, and let these objectives train with them."""
@@ -419,166 +427,3 @@ class Holdings(Known):
         train.weights = factors if train.weights is None else train.weights * factors
         for objective in objectives:
             objective.weighting = Weighting.of(train.y)
-
-
-def kept_features(values: Any, where: str) -> Features:
-    """Features as a tensor; a memory-mapped array stays in its file."""
-    if stored(values):
-        return values if isinstance(values, StoredRows) else StoredRows([ArrayRows(values, where)])
-    return tensor_of(values, where)
-
-
-def tensor_of(values: Any, where: str) -> Tensor:
-    """Convert an array of numbers to a tensor; a DataError for anything else. Rows in files are read."""
-    if isinstance(values, StoredRows):
-        return whole(values)
-    if isinstance(values, Tensor):
-        return values.detach()
-    if values is None:
-        raise DataError(f"{where} is None; only parties with different columns (ids=...) may have no labels")
-    try:
-        values = np.array(values) if isinstance(values, np.memmap) else np.asarray(values)
-        text = values.dtype.kind in "USO" and values.size and isinstance(values.flat[0], str)
-        if text and where.endswith("y"):
-            raise DataError(
-                f"{where}: the targets are strings such as {str(values.flat[0])[:40]!r}; give class numbers from 0, "
-                "the same at every party"
-            )
-        return torch.from_numpy(np.ascontiguousarray(values))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: not an array of numbers ({error})") from None
-
-
-def _paired(x: Features, y: Tensor, where: str) -> None:
-    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
-        raise DataError(f"{where}: x has shape {tuple(x.shape)} and y {tuple(y.shape)}; both need one row per sample")
-
-
-@torch.no_grad()
-def _output(module: nn.Module, x: Tensor) -> Any:
-    """The output of a model for samples; None if the model fails on them."""
-    training = module.training
-    try:
-        with kept_generator():
-            return module.eval()(x)
-    except Exception:  # the user's own model: training will raise its error
-        return None
-    finally:
-        module.train(training)
-
-
-def check_outputs(objective: Objective, x: Tensor, classes: int | None) -> None:
-    """Raise a DataError if the model has fewer outputs per sample than there are classes."""
-    if objective.loss != "cross_entropy" or classes is None or objective.module is None or len(x) == 0:
-        return
-    output = _output(objective.module, x)
-    if isinstance(output, Tensor) and output.dim() > 1 and output.shape[-1] < classes:
-        raise DataError(
-            f"the model gives {output.shape[-1]} outputs for a sample, and there are {classes} classes; give it one "
-            "output per class, or number the classes from 0 without gaps"
-        )
-
-
-def _join(tensors: list[Tensor], where: str) -> Tensor:
-    return torch.cat(_fitting(tensors, where))
-
-
-def _join_features(parts: list[Features], where: str) -> Features:
-    rows = _fitting(parts, where)
-    tensors = [part for part in rows if isinstance(part, Tensor)]
-    return torch.cat(tensors) if len(tensors) == len(rows) else joined(rows, where)
-
-
-def _fitting(parts: list[F], where: str) -> list[F]:
-    """The samples of the parties that have some; a DataError if their shapes differ."""
-    rows = [part for part in parts if len(part)] or parts[:1]
-    shapes = {tuple(part.shape[1:]) for part in rows}
-    if len(shapes) > 1:
-        raise DataError(f"{where}: parties disagree on the shape of a sample: {sorted(shapes)}")
-    return rows
-
-
-def _fit(x: F, y: Tensor, objective: Objective, where: str, prepared: bool,
-         owner: Callable[[int], str] = lambda row: "") -> tuple[F, Tensor]:  # fmt: skip
-    """Features in the model's type and targets in the loss's type, on the objective's device.
-
-    Without a model, targets that are numbers take the type of the features, so that they lose no digits. Integer
-    features (such as characters) stay integers if the model takes them, unless a preparation changes them.
-    `owner` names the party that holds a row, for error messages.
-    """
-    module, real = objective.module, x.is_floating_point()
-    if module is not None:
-        if real or x.dtype == torch.uint8 or prepared:
-            x = x.to(objective.dtype)
-        elif len(x):
-            first = x[:1].to(objective.device)
-            if _output(module, first) is None and _output(module, first.to(objective.dtype)) is not None:
-                raise DataError(
-                    f"{where}: the model takes no whole numbers as features; give them as floating-point numbers"
-                )
-    if real:
-        checked = 0
-        for block in blocks(x):
-            check_features(block, where, prepared, functools.partial(_later, owner, checked))
-            checked += len(block)
-    y = fit_targets(y, objective, where, owner, x.dtype if real and module is None else None)
-    if objective.loss == "cross_entropy" and y.dim() == 2 and len(x) and looks_one_hot(y):
-        output = None if module is None else _output(module, x[:1].to(objective.device))
-        if not isinstance(output, Tensor) or output.shape[:-1].numel() != y.shape[1]:
-            raise DataError(f"{where}: the targets {ONE_HOT}")
-    return x.to(objective.device), y.to(objective.device)
-
-
-def _later(owner: Callable[[int], str], first: int, row: int) -> str:
-    """`owner` of a row of a block that begins with the row `first`."""
-    return owner(first + row)
-
-
-ONE_HOT = "look one-hot; give the class number of each sample, as in y.argmax(1)"
-
-
-def looks_one_hot(y: Tensor) -> bool:
-    """Whether each row of a matrix has a single 1 among zeros."""
-    return y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
-
-
-def check_features(x: Tensor, where: str, prepared: bool, owner: Callable[[int], str]) -> None:
-    """Raise a DataError for infinite features, and for missing ones (NaN) without a preparation that fills them in."""
-    if x.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(x)):
-        return
-    bad = x.isinf().flatten(1).any(1) if x.dim() > 1 else x.isinf()
-    if bad.any():
-        row = int(bad.nonzero()[0, 0])
-        raise DataError(
-            f"{where}: the features{owner(row)} have values that are infinite or too large for {str(x.dtype)[6:]}; "
-            "correct them, or mark them as missing (NaN)"
-        )
-    if not prepared:
-        row = int((x.isnan().flatten(1).any(1) if x.dim() > 1 else x.isnan()).nonzero()[0, 0])
-        raise DataError(
-            f"{where}: the features{owner(row)} have missing values (NaN); give the task prepare=Standardise() "
-            "(task.prepare = 'standardise')"
-        )
-
-
-def fit_targets(y: Tensor, objective: Objective, where: str, owner: Callable[[int], str] = lambda row: "",
-                dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
-    """Targets in the type of the loss; a column of targets becomes a vector. Numbers have `dtype`, or the model's."""
-    loss, dtype = objective.loss, dtype or objective.dtype
-    if y.is_floating_point() and y.numel() and not bool(torch.isfinite(y).all()):
-        bad = ~torch.isfinite(y).flatten(1).all(1) if y.dim() > 1 else ~torch.isfinite(y)
-        raise DataError(
-            f"{where}: targets{owner(int(bad.nonzero()[0, 0]))} are NaN or infinite; leave those samples out"
-        )
-    if not isinstance(loss, str) or is_function(loss):
-        return y.to(dtype) if y.is_floating_point() else y
-    if y.dim() == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if loss == "cross_entropy":
-        if y.is_floating_point() and not torch.equal(y, y.round()):
-            raise DataError(f"{where}: cross_entropy needs whole class numbers as targets")
-        return y.to(torch.int64)
-    y = y.to(dtype)
-    if loss == "bce" and y.numel() and not bool(((y >= 0) & (y <= 1)).all()):
-        raise DataError(f"{where}: bce needs targets from 0 to 1; for more classes use cross_entropy")
-    return y

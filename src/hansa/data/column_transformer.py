@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp
@@ -33,6 +34,9 @@ from hansa.data.table_categories import Counted, learn_categories
 from hansa.data.table_ops import CELLS, EXPONENTS, TableHistogram, TableMagnitudes, TableSums, joined_sums
 
 log = logging.getLogger("hansa")
+
+
+OPS = ("table-magnitudes", "table-sums", "table-histogram", "table-categories", "table-names", "apply-table")
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class ColumnTransformer(Preparation):
     min_count: int = 5
     limit: int = 256
     missing: tuple[str, ...] = MISSING
+
+    ops: ClassVar[DeclaredOps] = tuple(map(OpenOp, OPS))
 
     def __post_init__(self) -> None:
         parse_columns(self.columns)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError, DataError, PartyError
+from hansa.core.fitting import check_features, fit_targets
 from hansa.core.functions import is_function
 from hansa.core.labels import Labels, misnumbered
 from hansa.core.losses import named_loss
@@ -22,7 +23,6 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.stored_rows import blocks
 from hansa.core.table_layout import KINDS as TABLE_KINDS
-from hansa.core.task import check_features, fit_targets
 from hansa.data.party_files import Header, differing
 
 T = TypeVar("T")

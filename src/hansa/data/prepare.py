@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape, sent
@@ -19,6 +20,7 @@ class Preparation(Part):
     """Base of preparations: learn with `reduce`, then return an op that each party applies to its own data."""
 
     kind: ClassVar[str] = "prepare"
+    ops: ClassVar[DeclaredOps] = None  # the ops that it asks for; None if they are not declared
     keeps_missing: ClassVar[bool] = False  # whether missing values (NaN) stay missing
 
     async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
@@ -70,14 +72,19 @@ class ApplyStandardise(DataOp):
 class StandardiseOwn(DataOp):
     """Impute and scale the party's own columns by the moments of its own training samples; nothing is sent."""
 
-    def apply(self, party: Party, payload: Payload) -> None:
+    learns: ClassVar[bool] = True
+
+    def resolved(self, party: Party, payload: Payload) -> tuple[DataOp, Payload]:
         x = whole(party.data.features("statistics")).double()
         known = ~torch.isnan(x)
         count = known.sum(0).clamp(min=1)
         mean = torch.where(known, x, 0.0).sum(0) / count
         std = (torch.where(known, x - mean, 0.0).square().sum(0) / count).sqrt()
-        learned = {"mean": mean, "std": torch.where(std > 0, std, 1.0)}
-        party.data.transform(lambda rows: ApplyStandardise().transform(rows, learned))
+        return ApplyStandardise(), {"mean": mean, "std": torch.where(std > 0, std, 1.0)}
+
+    def apply(self, party: Party, payload: Payload) -> None:
+        op, learned = self.resolved(party, payload)
+        party.data.transform(lambda rows: op.transform(rows, learned))
 
     def transform(self, x: Tensor, payload: Payload) -> Tensor:
         raise ConfigError("each party scales the columns that it alone holds, by numbers that it keeps to itself")
@@ -91,6 +98,8 @@ class Standardise(Preparation):
     The second exchange takes squares about the mean just learned, which avoids cancellation. A feature that is missing
     everywhere, or constant, becomes 0. Parties with different columns scale their own, without an exchange.
     """
+
+    ops: ClassVar[DeclaredOps] = tuple(map(OpenOp, ("column-moments", "apply-standardise", "standardise-own")))
 
     async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
         zero = torch.zeros(shape, dtype=torch.float64)
@@ -123,6 +132,8 @@ class KeepMissing(Preparation):
     """
 
     keeps_missing: ClassVar[bool] = True
+
+    ops: ClassVar[DeclaredOps] = tuple(map(OpenOp, ("keep-features",)))
 
     async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
         return KeepFeatures(), {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,6 +86,15 @@ class Table:
         if len(set(counts.values())) > 1:
             raise DataError(f"{where}the columns have different numbers of rows: {counts}")
         return cls(columns, next(iter(counts.values()), 0), lambda row: f"{where}row {row}")
+
+    def digest(self) -> str:
+        """The SHA-256 of all cells."""
+        running = hashlib.sha256()
+        for name, column in self.columns.items():
+            texts, cells = (column.distinct, column.at) if isinstance(column, TextColumn) else ((), column)
+            running.update(repr((name, texts, str(cells.dtype), len(cells))).encode())
+            running.update(np.ascontiguousarray(cells).tobytes())
+        return running.hexdigest()
 
     def take(self, name: str) -> tuple[Column, Table]:
         """The column of that name, and the table without it; a DataError if there is none."""

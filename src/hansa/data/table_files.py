@@ -9,6 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from hansa.core.errors import DataError
+from hansa.core.table_layout import TableLayout
+from hansa.core.weights import sample_weights
 from hansa.data.party_files import check_header, column_of, csv_lines
 from hansa.data.table import Table, check_names
 from hansa.data.table import column_of as as_column
@@ -61,6 +63,14 @@ def _from_parquet(path: Path) -> Table:
         raise DataError(f"{path} has no rows")
     columns = {name: as_column(frame.column(name).to_numpy()) for name in frame.column_names}
     return Table(columns, frame.num_rows, lambda row: f"{path}, row {row}")
+
+
+def split_weights(features: Table, name: str | None, where: str) -> tuple[Table, Tensor | None]:
+    """Features without the column of the samples' weights, and the weights; None if the table has no such column."""
+    if name is None or name not in features.columns:
+        return features, None
+    weights, _ = features.coded(TableLayout(((name, "number"),)))
+    return features.take(name)[1], sample_weights(weights[:, 0], len(features), f"{where}: {name}")
 
 
 def read_table_samples(path: Path, target: str | None = None, labels: Sequence[str] = ()) -> tuple[Table, Tensor, str]:

@@ -13,13 +13,16 @@ from hansa.core.op import unwrap
 from hansa.core.params import ParamSpec
 from hansa.core.weights import BALANCED, class_weights
 from hansa.data.column_transformer import ColumnTransformer
+from hansa.drift import DataDrift, Drift
 from hansa.experiment.settings import Run
 from hansa.fusion import Fusion
 from hansa.local.finetune import FineTuning
 from hansa.metrics.metric import Metric
+from hansa.metrics.names import FORGETTING, MEMBERSHIP
 from hansa.privacy import Privacy
 from hansa.transforms import ByLayer, Packed, Transform
 
+APART = "parties behind different relays have certificates of different authorities, and cannot check each other's"
 NO_ATTACKS = "attacks are simulated on parties with the same columns, and these hold different ones; leave them out"
 
 
@@ -77,6 +80,40 @@ def check_pooled(algorithm: Algorithm, columns: bool, protected: bool) -> None:
         )
 
 
+def check_drift(drifts: Sequence[Drift], run: Run, columns: bool, pooled: bool, prepare: Any) -> None:
+    """Raise a ConfigError for drifts that the run cannot have."""
+    if run.metric == FORGETTING and not any(isinstance(drift, DataDrift) for drift in drifts):
+        raise ConfigError(
+            f"run.metric: {FORGETTING!r} is measured where samples drift; add a [drift] table such as 'rotation', or "
+            "choose another metric"
+        )
+    if not drifts:
+        return
+    if columns:
+        raise ConfigError(
+            "drift: the parties hold different columns of the same people, and drifts change rows of single parties; "
+            "leave it out"
+        )
+    if pooled:
+        raise ConfigError("drift: with task.pooled all samples are in one place, and no party drifts; leave it out")
+    if run.baselines:
+        raise ConfigError(
+            "run.baselines train on data that do not change, so a comparison with a run that has drift would mislead; "
+            "leave one of them out"
+        )
+    for drift in drifts:
+        if drift.name == "join" and isinstance(prepare, ColumnTransformer):
+            raise ConfigError(
+                "drift (join): all parties learn prepare = 'table' together before the first round, and a party that "
+                "joins later cannot; leave one of them out"
+            )
+        if isinstance(drift, DataDrift) and run.metric == MEMBERSHIP:
+            raise ConfigError(
+                f"run.metric: {MEMBERSHIP!r} compares training samples with test samples, and [drift] replaces both "
+                "from round to round; choose another metric"
+            )
+
+
 def check_weights(algorithm: Algorithm, task: Any, privacy: Privacy, classes: int | None) -> None:
     """Raise a ConfigError for weights of samples or classes that the algorithm or the privacy settings cannot have."""
     given = [name for name in ("weights", "sample_weight", "class_weight") if getattr(task, name, None) is not None]
@@ -109,9 +146,25 @@ def check_augmented(algorithm: Algorithm, augment: Any) -> None:
         )
 
 
+def check_relays(algorithm: Algorithm, protocol: SumProtocol | None, where: str) -> None:
+    """Raise a ConfigError for a run that cannot have parties behind relays; `where` names the setting with them."""
+    if "route" in algorithm.verbs or algorithm.data == "columns":
+        raise ConfigError(
+            f"{algorithm.name}: its parties send each other sealed messages, and {APART}; leave {where} out, or use "
+            "another algorithm"
+        )
+    if getattr(protocol, "active", False):
+        raise ConfigError(
+            f"privacy.secure.active: the parties sign their keys of a secure sum, and {APART}; set active = false, or "
+            f"leave {where} out"
+        )
+
+
 def check_settings(algorithm: Algorithm, run: Run, problem: Problem, protocol: SumProtocol | None = None) -> None:
     """Raise a ConfigError for an algorithm and settings of a run that cannot work together."""
     run.select.check(algorithm, problem)
+    if run.devices.relays is not None:
+        check_relays(algorithm, protocol, "run.devices.relays")
     if run.select.watches and protocol is not None:
         raise ConfigError(
             f"run.select: the selector {run.select.name!r} needs the loss of each party that trained, which a secure "

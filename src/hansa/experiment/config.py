@@ -1,4 +1,4 @@
-"""Read experiment files: the TOML tables [task], [partition], [algorithm], [adversary], [privacy], [run], [track]."""
+"""Read experiment files: TOML tables [task], [partition], [algorithm], [adversary], [drift], [privacy], [run] ..."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data
 from hansa.data.partition import Partition
 from hansa.data.prepare import Preparation
+from hansa.drift import Drift, drifts
+from hansa.experiment.audit import AuditTable
 from hansa.experiment.checks import (
     NO_ATTACKS,
     check_augmented,
     check_data,
+    check_drift,
     check_finetuning,
     check_groups,
     check_pooled,
@@ -35,12 +38,13 @@ from hansa.experiment.column_tasks import make_column_task
 from hansa.experiment.settings import Run
 from hansa.experiment.tasks import make_task
 from hansa.metrics.function import functions
+from hansa.metrics.names import MEMBERSHIP
 from hansa.privacy import Privacy, privacy
 
 if TYPE_CHECKING:
     from hansa.track import Tracker
 
-TABLES = ("task", "partition", "algorithm", "adversary", "privacy", "run", "track")
+TABLES = ("task", "partition", "algorithm", "adversary", "drift", "privacy", "audit", "run", "track")
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,8 @@ class Experiment:
     track: tuple[Tracker, ...] = ()
     privacy: Privacy = Privacy()
     name: str = ""  # of the file, without its ending
+    audit: AuditTable = AuditTable()
+    drift: tuple[Drift, ...] = ()
 
     def build_task(self, data: Data | None = None) -> Task:
         """Load the data (unless `data` has them), divide them among the parties, make the model."""
@@ -180,10 +186,20 @@ class Experiment:
         """Refuse what exists only in a simulation. For parties in processes of their own."""
         if self.task.pooled:
             raise ConfigError("task.pooled: samples of different parties are in one place only in a simulation")
+        if self.run.metric == MEMBERSHIP:
+            raise ConfigError(
+                f"run.metric: {MEMBERSHIP!r} needs the training samples of all parties in one place, and exists only "
+                "in a simulation; choose another metric"
+            )
         if self.adversary:
             raise ConfigError(
                 "[adversary]: adversaries exist only in a simulation; remove the table from the experiment, or "
                 "simulate the experiment"
+            )
+        if self.drift:
+            raise ConfigError(
+                "[drift]: drift exists only in a simulation; the data of a deployed party change where they are, and "
+                "run.detect notices it: remove the table, or simulate the experiment"
             )
 
     def check_networked(self) -> None:
@@ -191,11 +207,21 @@ class Experiment:
         self.check_deployed()
         if self.run.precision == "tf32":
             raise ConfigError("run.precision: 'tf32' exists only in a simulation; use 'float32' or 'bf16'")
+        for metric in self.run.metrics:
+            if metric.by is not None and not metric.groups and not metric.edges:
+                raise ConfigError(
+                    f"run.metrics: {metric.name} by {metric.by!r}: parties do not tell the values of a column; list "
+                    "them, as in groups = [0, 1], or edges between them"
+                )
 
     def settings(self) -> dict[str, Any]:
         """The arguments of `simulate`, without the algorithm and the task."""
+        self.audit.check_simulated()
         settings = {f.name: getattr(self.run, f.name) for f in dataclasses.fields(self.run)}
-        return {**settings, "adversary": self.adversary, "privacy": self.privacy}
+        return {**settings, "adversary": self.adversary, "drift": self.drift, "privacy": self.privacy}
+
+
+VALUES = frozenset({"class_weight"})  # fields that are a word or a table, where the word is no name of a part
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -224,6 +250,11 @@ def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experi
             "([[adversary]]), and --set cannot change an entry of a list; change the file, or set adversary.kind to "
             "replace all groups by one"
         )
+    if isinstance(tree.get("drift"), list) and isinstance(changes.get("drift"), Mapping):
+        raise ConfigError(
+            f"drift.{next(iter(changes['drift']))}: the file has a list of {len(tree['drift'])} drifts ([[drift]]), "
+            "and --set cannot change an entry of a list; change the file"
+        )
     return dataclasses.replace(parse(merge(_named(tree), changes), folder=str(path.parent)), name=path.stem)
 
 
@@ -237,7 +268,9 @@ def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
     for name, table in tree.items():
         if name not in TABLES:
             raise ConfigError(f"unknown table [{name}]{nearest(name, TABLES)}")
-        if not isinstance(table, (Mapping, str)) and not (name in ("adversary", "track") and isinstance(table, list)):
+        if not isinstance(table, (Mapping, str)) and not (
+            name in ("adversary", "drift", "track") and isinstance(table, list)
+        ):
             raise ConfigError(f"[{name}] must be a table, got {table!r}")
     if "task" not in tree:
         raise ConfigError("the experiment has no [task] table; add one that names the data set and the model")
@@ -257,8 +290,8 @@ def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
     protection = privacy(tree.get("privacy"))
     if columns and task.sample_weight is not None:
         raise ConfigError("task.sample_weight: weights are for parties with the same columns; leave it out")
-    if task.sample_weight is not None and isinstance(task.prepare, ColumnTransformer):
-        raise ConfigError("task.sample_weight: rows of a table (task.prepare) have no weights; use class_weight")
+    audit: AuditTable = fill(AuditTable, _table(tree, "audit"), where="audit")
+    audit.check(algorithm, protection)
     check_weights(algorithm, task, protection, task.classes or 0)  # 0: not known yet
     check_finetuning(algorithm, run.finetune)
     check_groups(task.prepare, run.metrics)
@@ -277,6 +310,8 @@ def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
         raise ConfigError(f"{algorithm.name} trains a model: set task.model{several}, one of {known}")
     if task.pooled:
         check_pooled(algorithm, columns, "adversary" in tree or "privacy" in tree)
+    drifting = drifts(tree.get("drift"), run.rounds)
+    check_drift(drifting, run, columns, task.pooled, task.prepare)
     if task.parties and partition is not None:
         raise ConfigError(
             "[partition] divides a data set, and task.parties has one file per party; leave one of them out"
@@ -288,7 +323,7 @@ def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
         track = trackers(tree["track"])
     recorded = {name: table for name, table in tree.items() if name != "track"}
     return Experiment(task, partition, algorithm, run, recorded, folder, adversaries(tree.get("adversary")), track,
-                      protection)  # fmt: skip
+                      protection, audit=audit, drift=drifting)  # fmt: skip
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -304,12 +339,15 @@ def _named(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Apply changes to a tree; a new name for a part drops the fields of the old part."""
+    """Apply changes to a tree; a new name for a part drops the fields of the old part.
+
+    A table merges into the part that a word names, and replaces a word that is a value (`VALUES`).
+    """
     out = dict(tree)
     for name, change in changes.items():
         old = out.get(name)
         if isinstance(change, Mapping):
-            old = {"name": old} if isinstance(old, str) else old
+            old = {"name": old} if isinstance(old, str) and name not in VALUES else old
             renamed = isinstance(old, Mapping) and "name" in change and old.get("name") != change["name"]
             out[name] = merge(old if isinstance(old, Mapping) and not renamed else {}, change)
         elif isinstance(change, str) and isinstance(old, Mapping) and "name" in old:

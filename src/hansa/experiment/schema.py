@@ -27,6 +27,7 @@ from hansa.core.registry import (
     summary,
     to_config,
 )
+from hansa.experiment.audit import AuditTable
 from hansa.experiment.config import TaskTable
 from hansa.experiment.local_work import OWN
 from hansa.experiment.settings import Run
@@ -216,6 +217,7 @@ class SchemaBuilder:
     def tables(self) -> dict[str, Schema]:
         """The tables of an experiment file by name."""
         adversary = {"allOf": [self.kind("adversary"), with_name("adversary")]}
+        drift = {"allOf": [self.kind("drift"), with_name("drift")]}
         own = {name: schema for name, schema in self._own().items() if name in OWN}
         parties = {"type": "object", "properties": own, "additionalProperties": False}
         return {
@@ -227,7 +229,10 @@ class SchemaBuilder:
             "algorithm": self.kind("algorithm"),
             "adversary": {"description": "Attackers, in a simulation only; several groups as a list.",
                           "anyOf": [adversary, {"type": "array", "items": adversary}]},
+            "drift": {"description": "What changes with the rounds, in a simulation only; several drifts as a list.",
+                      "anyOf": [drift, {"type": "array", "items": drift}]},
             "privacy": self.privacy(),
+            "audit": self.table(AuditTable),
             "run": self._run(parties),
             "track": self.track(),
         }  # fmt: skip

@@ -13,6 +13,7 @@ from hansa.core.params import ParamSpec
 from hansa.core.registry import convert, registered
 from hansa.core.reply_checks import Rules
 from hansa.core.task import Holdings
+from hansa.drift.detector import Detector
 from hansa.experiment.baselines import Baseline
 from hansa.local.finetune import FineTuning
 from hansa.metrics import names
@@ -50,7 +51,8 @@ class Run:
     model further, on its own samples alone, after the last round. `metrics` are measured in each evaluation, beside the
     loss and the accuracy: names, tables, or functions of your own; by default AUC, or errors of numbers. One that
     `metric` names is measured too. `baselines` train the same model in a simulation for comparison, after the last
-    round: "local-only" by each party alone, "centralised" on all samples in one place.
+    round: "local-only" by each party alone, "centralised" on all samples in one place. `detect` watches the loss of
+    each party on its own test samples, and gives an alarm if it has risen against the party's own past.
     """
 
     rounds: int = 10
@@ -89,6 +91,7 @@ class Run:
     sums: Literal["ordered", "exact"] = "ordered"
     finetune: FineTuning = FineTuning()
     baselines: tuple[Baseline, ...] = ()
+    detect: Detector | None = None
     checkpoint_seconds: float = 5.0
 
     def __post_init__(self) -> None:

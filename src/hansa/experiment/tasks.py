@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from hansa.core import rng
 from hansa.core.augment import Augment
 from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.core.fitting import tensor_of
 from hansa.core.functions import double, is_function, load_function, searching
 from hansa.core.labels import Labels, check_numbering
 from hansa.core.public import split_public
 from hansa.core.registry import Part, from_config, own_function
 from hansa.core.stored_rows import StoredRows, whole
 from hansa.core.table_layout import TableLayout
-from hansa.core.task import Pair, Task, tensor_of
+from hansa.core.task import Pair, Task
 from hansa.data.cells import MISSING
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data, Dataset
@@ -29,7 +30,7 @@ from hansa.data.partition import Iid, Natural, Partition
 from hansa.data.party_files import Header, aligned, split_column
 from hansa.data.party_folders import party_paths, read_party
 from hansa.data.table import Table
-from hansa.data.table_files import read_table_samples
+from hansa.data.table_files import read_table_samples, split_weights
 from hansa.data.table_tasks import code_all
 
 if TYPE_CHECKING:
@@ -75,14 +76,14 @@ class TaskData:
 def _from_tables(experiment: Experiment, prepare: ColumnTransformer) -> TaskData:
     """The samples of an experiment with one table per party."""
     table = experiment.task
-    tables, names = read_tables(experiment, table.parties), file_names(table.parties)
+    weights: list[Any] | None = None if table.sample_weight is None else []
+    tables, names = read_tables(experiment, table.parties, weights), file_names(table.parties)
     own = [(kind, str(name)) for kind, name in (("test", table.test), ("trusted", table.trusted)) if name is not None]
     if isinstance(table.public, str) and is_function(table.public):
         raise ConfigError("task.public: with prepare = 'table' it is a file, or a number of samples of the data set")
     own += [("public", str(table.public))] if table.public is not None else []
     central = read_tables(experiment, [name for _, name in own])
-    everything = [*tables, *central]
-    pairs, layout = code_files(everything, prepare)
+    pairs, layout = code_files([*tables, *central], prepare)
     targets = [y for _, y in pairs[: len(tables)]]
     counted = len(table.labels) or table.classes or _classes(table, table.parties, targets)
     loss, classes = loss_and_classes(table.loss, counted)
@@ -91,7 +92,13 @@ def _from_tables(experiment: Experiment, prepare: ColumnTransformer) -> TaskData
     kinds = dict(zip((kind for kind, _ in own), pairs[len(tables) :], strict=True))
     header = (table.target or "", *(name for name, _ in layout.columns))
     return TaskData(pairs[: len(tables)], names, kinds.get("test"), kinds.get("trusted"), loss, classes,
-                    kinds.get("public"), header, layout)  # fmt: skip
+                    kinds.get("public"), header, layout, weights)  # fmt: skip
+
+
+def check_weighed(file: str, column: str | None, weights: Any) -> None:
+    """Raise a DataError for a party's file without the column of its weights."""
+    if weights is None:
+        raise DataError(f"{file} has no column {column!r} (task.sample_weight)")
 
 
 def code_files(files: Sequence[tuple[str, Table, Any]],
@@ -103,12 +110,17 @@ def code_files(files: Sequence[tuple[str, Table, Any]],
     return [(coded[place], y) for place, _, y in files], layout
 
 
-def read_tables(experiment: Experiment, files: Sequence[str]) -> list[tuple[str, Table, Any]]:
-    """The place, features and targets of each file."""
+def read_tables(experiment: Experiment, files: Sequence[str],
+                weights: list[Any] | None = None) -> list[tuple[str, Table, Any]]:  # fmt: skip
+    """The place, features and targets of each file; `weights` gets the samples' weights, which are no feature."""
     table, out = experiment.task, []
     for name in files:
         path = Path(experiment.folder) / name
         features, y, _ = read_table_samples(path, table.target, table.labels)
+        features, own = split_weights(features, table.sample_weight, str(path))
+        if weights is not None:
+            check_weighed(name, table.sample_weight, own)
+            weights.append(own)
         out.append((str(path), features, y))
     return out
 
@@ -128,8 +140,7 @@ def _from_files(experiment: Experiment) -> TaskData:
     )
     names = file_names(files)
     for name, own in zip(files, weights or (), strict=False):
-        if own is None:
-            raise DataError(f"{name} has no column {table.sample_weight!r} (task.sample_weight)")
+        check_weighed(name, table.sample_weight, own)
     loss, classes = loss_and_classes(table.loss, table.classes or _classes(table, files, [y for _, y in pairs]))
     if loss == "cross_entropy" and table.classes is None:
         check_numbering({name: Labels.of(y) for name, (_, y) in zip(names, pairs, strict=True)})

@@ -103,8 +103,13 @@ class Fusion(Part):
 
     async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
                       **extra: Any) -> Update:  # fmt: skip
-        """Send the model (and `extra`) to the cohort, run `op` at the parties, fuse the replies."""
-        raise TypeError(f"the fusion {self.name!r} does not define collect()")
+        """Send the model (and `extra`) to the cohort, run `op` at the parties, fuse the replies (`combine`)."""
+        payload = {"model": params._asdict(), **extra}
+        answer = await fed.gather(op, payload, each=each)
+        try:
+            return self.combine(fed, op, params, payload, answer)
+        except BoundError as reason:
+            raise RoundAborted(str(reason)) from None
 
     def combine(self, fed: Federation, op: Op, params: Params, payload: Payload, answer: Gathered) -> Update:
         """Fuse replies that were gathered already: all of a cohort, or those of a group of parties.
@@ -162,15 +167,6 @@ class Robust(Fusion):
     def judge(self, fed: Federation, op: Op, params: Params, payload: Payload) -> dict[str, Any]:
         """Other inputs of the rule beside the updates; `own` is the server's own reply, if the rule needs one."""
         return {}
-
-    async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
-                      **extra: Any) -> Update:  # fmt: skip
-        payload = {"model": params._asdict(), **extra}
-        answer = await fed.gather(op, payload, each=each)
-        try:
-            return self.combine(fed, op, params, payload, answer)
-        except BoundError as reason:
-            raise RoundAborted(str(reason)) from None
 
     def combine(self, fed: Federation, op: Op, params: Params, payload: Payload, answer: Gathered) -> Update:
         self.check(len(answer.parties))

@@ -62,11 +62,10 @@ def float_sum(groups: Sequence[Sequence[str]], gradients: Mapping[str, Gradients
         most, shares, length = _joined(names, gradients)
         factor = torch.minimum(most, bound / length)
         sound = factor * length <= bound * (1 + 8 * torch.finfo(length.dtype).eps)  # False for NaN too
-        factor = torch.where(sound, factor if mask is None else factor * mask, 0.0)
+        factors = torch.where(sound, (factor if mask is None else factor * mask) * shares, 0.0)
         counts = None if not stacked and bool(sound.all()) else sound  # saves a pass in the common case
-        shares = torch.where(sound, shares, 0.0)
-        for name, share in zip(names, shares, strict=True):
-            sums[name] = gradients[name].summed(factor * share, counts)
+        for name, each in zip(names, factors, strict=True):
+            sums[name] = gradients[name].summed(each, counts)
     return sums
 
 
@@ -82,11 +81,21 @@ def exact_sum(groups: Sequence[Sequence[str]], gradients: Mapping[str, Gradients
         most, shares, length = _joined(names, gradients)
         factor = torch.minimum(most / grid.fine, target / length)
         rounded = [gradients[name].rounded(factor * share) for name, share in zip(names, shares, strict=True)]
-        squares = torch.stack([one.squares for one in rounded]).sum(0) * (1 + len(names) * 2.0**-50)
-        sound = squares <= bound * bound * (1 - 2.0**-50)  # False for NaN too
+        squares = torch.stack([one.squares for one in rounded]).sum(0)
+        sound = squares <= bound * bound * (1 - len(names) * 2.0**-50)  # less the rounding errors; False for NaN too
         for name, one in zip(names, rounded, strict=True):
             sums[name] = one.summed(sound).to(torch.int64)
     return sums
+
+
+def exact_contribution(tensors: Mapping[str, Tensor], grid: Grid) -> dict[str, Tensor]:
+    """Tensors as one vector of a sum: whole fine steps of a grid, of length `grid.longest` at most, as float64 values.
+
+    A longer vector is clipped, and one that is not finite becomes zero.
+    """
+    rows = {name: of_rows(tensor.reshape(1, -1), torch.float64, exact=True) for name, tensor in tensors.items()}
+    whole = exact_sum([list(rows)], rows, grid)
+    return {name: whole[name].view(tensor.shape).to(torch.float64) * grid.fine for name, tensor in tensors.items()}
 
 
 def _joined(names: Sequence[str], gradients: Mapping[str, Gradients]) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,7 +119,10 @@ def _only(counts: Tensor | None, rows: Tensor) -> Tensor:
 
 
 def _squares(whole: Tensor) -> Tensor:
-    """At least the sum of the squares of each row: the computed sum, and the largest rounding error of any order."""
+    """At least the sum of the squares of each row: the computed sum, and twice the largest rounding error of any order.
+
+    So a product of two such numbers is at least the product of the exact sums.
+    """
     return whole.square().sum(1) * (1 + (whole.shape[1] + 2) * 2.0**-52)
 
 
@@ -149,8 +161,7 @@ class Product:
         assert self.times == 1, "an exact sum stores gradients of more than one term"
         left = (self.backs * (factor / FACTOR).unsqueeze(1)).trunc_()
         right = (self.units * FACTOR).trunc_()
-        squares = _squares(left) * _squares(right) * (1 + 2.0**-50)
-        return Rounded(squares, lambda counts: _only(counts, left).t() @ _only(counts, right))
+        return Rounded(_squares(left) * _squares(right), lambda counts: _only(counts, left).t() @ _only(counts, right))
 
 
 def of_rows(held: Tensor, dtype: torch.dtype, exact: bool = False) -> Held:

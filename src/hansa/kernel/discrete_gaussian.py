@@ -152,7 +152,7 @@ def _table(sigma: float) -> _Proposals:
     tail_shift = max(shift, math.ceil(math.log2(max(sigma / 4, 1.0))))
     blocks = max(2, math.ceil(REACH * sigma / 2**shift))
     edges = np.arange(blocks + 1, dtype=np.float64) * 2.0**shift
-    heights = np.exp(-np.square(edges) / (2 * sigma * sigma))  # the largest of a block is that at its inner edge
+    heights = _exp(-np.square(edges) / (2 * sigma * sigma))  # the largest of a block is that at its inner edge
     c = math.floor(16 * (SLOTS - blocks - 4) / float(heights[:-1].sum())) / 16  # few bits: the same on every machine
     slots = np.floor(c * heights[:-1] * (1 + MARGIN)).astype(np.int64) + 1
     # The tail's proposals, 2^-(k + 1) for its block k, cover its heights, which fall by more than half per block.

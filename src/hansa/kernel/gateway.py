@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -9,25 +10,21 @@ from hansa.core.budget import PrivateOp
 from hansa.core.errors import PartyError
 from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.op import Op, Payload, unwrap
+from hansa.kernel.ranges import Ranges
 
 Purposes = tuple[Purpose, ...]
 TRAINING: Purposes = ("train", "statistics", "match")
 
 
 class ReadingLedger(Protocol):
-    """The record of what was read for one job. Each method raises a PartyError once its quota or budget is spent.
+    """The record of what was read for one job."""
 
-    An entry is on disk when the method returns. The same `ask` counts once.
-    """
+    def read(self, ask: str, purpose: Purpose, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
+        """Record a reading and its privacy spending; a PartyError once a quota or a budget is spent.
 
-    def charge(self, ask: str, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
-        """Record the privacy spending of an ask; return the job's epsilon, or None without differential privacy."""
-
-    def evaluate(self, ask: str) -> None:
-        """Record an evaluation."""
-
-    def match(self, ask: str) -> None:
-        """Record a reading of ids."""
+        The result is the job's epsilon, or None without differential privacy. The entries are on disk when the method
+        returns. The same ask and purpose count once.
+        """
 
 
 def purposes_of(op: Op) -> Purposes:
@@ -41,34 +38,41 @@ def purposes_of(op: Op) -> Purposes:
 class GuardedGateway(SampleGateway):
     """The samples of a party for one ask. Every reading is checked and recorded before the op sees a sample.
 
-    `admit` records the quota of evaluations, the quota of readings of ids, or the privacy budget in the ledger at the
-    first reading. It refuses a purpose that is not the op's: a plug-in that reads test samples without being an
-    evaluation would bypass the quota. `spent` is the job's epsilon after the reading. Samples can be read after `open`,
-    which names the ask for the ledger, and before `close`: an op that keeps the gateway reads nothing later.
+    `admit` records each purpose in the ledger at its first reading, with the privacy budget. It refuses a purpose that
+    is not the op's: a plug-in that reads test samples without being an evaluation would bypass the quota. `spent` is
+    the job's epsilon after the reading. Samples can be read after `open`, which compares the ask with the owner's
+    ranges and names it for the ledger, and before `close`: an op that keeps the gateway reads nothing later.
     """
 
-    def __init__(self, samples: SampleGateway, ledger: ReadingLedger, op: Op, payload: Payload) -> None:
+    def __init__(self, samples: SampleGateway, ledger: ReadingLedger, op: Op, payload: Payload,
+                 ranges: Ranges | None = None) -> None:  # fmt: skip
         super().__init__(samples._train, samples._test, samples.header, samples._before, samples.kinds, samples.table)
         self._ledger, self._op, self._payload, self._ask = ledger, op, payload, ""
-        self._open, self._recorded = False, False
+        self._ranges, self._open = ranges or Ranges(), False
+        self._recorded: set[Purpose] = set()
         self.spent: float | None = None
 
     def open(self, ask: str) -> None:
-        """Begin the ask of this name, a hash of everything that the reply depends on."""
+        """Begin the ask of this name, a hash of everything that the reply depends on.
+
+        A PartyError if a number of the request is out of the owner's range.
+        """
+        refused = self._ranges.refuses(self._op, self.n, self._payload)
+        if refused is not None:
+            raise PartyError(refused)
         self._ask, self._open = ask, True
+
+    def begin_again(self) -> None:
+        self._ask = f"{self._ask.partition(' ')[0]} {secrets.token_hex(8)}"
+        self._recorded.clear()
 
     def admit(self, purpose: Purpose) -> None:
         if not self._open or purpose not in purposes_of(self._op):
             name = unwrap(self._op)[1].name
             raise PartyError(f"{name!r} may not read its samples for the purpose {purpose!r}")
-        if purpose == "match":
-            self._ledger.match(self._ask)
-        if self._recorded:
-            return
-        if purpose == "evaluate":
-            self._ledger.evaluate(self._ask)
-        self.spent = self._ledger.charge(self._ask, self._op, self.n, self._payload)
-        self._recorded = True
+        if purpose not in self._recorded:
+            self.spent = self._ledger.read(self._ask, purpose, self._op, self.n, self._payload)
+            self._recorded.add(purpose)
 
     def close(self) -> None:
         """End the ask: no further reading is admitted."""

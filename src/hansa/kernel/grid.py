@@ -105,6 +105,11 @@ class Grid:
         noise = torch.from_numpy(discrete_gaussian(self.noise, secret, total.numel()))
         return (steps + noise.view(total.shape).to(total.device)).to(torch.float64).mul_(self.step)
 
+    def exactly_covered(self, sums: Mapping[str, Tensor], secret: bytes) -> dict[str, Tensor]:
+        """Sums of contributions, with noise; as float64 values."""
+        whole = {name: (value / self.fine).round().to(torch.int64) for name, value in sums.items()}
+        return {name: self.released(value, secret + name.encode()) for name, value in whole.items()}
+
     def covered(self, sums: Mapping[str, Tensor], secret: bytes) -> dict[str, Tensor]:
         """Sums of floating-point vectors, each at most `clip` long, rounded to steps, with noise; as float64 values.
 

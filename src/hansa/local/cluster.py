@@ -30,11 +30,8 @@ AT_ONCE = 65_536  # samples of several parties that are measured together
 def losses(objective: Objective, models: Tensor, x: Tensor, y: Tensor) -> list[float]:
     """The mean loss of each model [k, d] on samples; infinity for a model whose loss is not a number."""
     with threads(1):  # another number of threads would round differently
-        each = [
-            objective.training_losses(objective.outputs(objective.initial._replace(w=w), x), y).to(torch.float64).mean()
-            for w in models
-        ]
-    return [math.inf if math.isnan(loss) else loss for loss in torch.stack(each).tolist()]
+        means = [loss.to(torch.float64).mean() for loss in _sample_losses(objective, models, x, y)]
+    return [math.inf if math.isnan(loss) else loss for loss in torch.stack(means).tolist()]
 
 
 def losses_of_each(objective: Objective, models: Tensor, samples: Sequence[Samples]) -> list[list[float]]:
@@ -50,12 +47,17 @@ def losses_of_each(objective: Objective, models: Tensor, samples: Sequence[Sampl
             group.append((x, y))
         x, y = (torch.cat(parts) for parts in zip(*group, strict=True))
         with threads(1):
-            outputs = [objective.outputs(objective.initial._replace(w=w), x) for w in models]
-            each = [objective.training_losses(output, y) for output in outputs]
+            each = _sample_losses(objective, models, x, y)
         sizes = torch.tensor([len(y) for _, y in group], device=y.device)
         means = torch.segment_reduce(torch.stack(each, 1).to(torch.float64), "mean", lengths=sizes, axis=0)
         found += means.nan_to_num(nan=math.inf, posinf=math.inf).tolist()
     return found
+
+
+def _sample_losses(objective: Objective, models: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+    """The loss of each sample, for each model."""
+    outputs = [objective.outputs(objective.initial._replace(w=w), x) for w in models]
+    return [objective.training_losses(output, y) for output in outputs]
 
 
 def least(values: list[float]) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hansa.core import rng
 from hansa.core.algorithm import Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.functions import double
@@ -153,6 +154,10 @@ class FedMA(Matched):
     growth: float = 4.0
     cycles: int = 1
     kinds: ClassVar[frozenset[str]] = frozenset({"linear", "conv", "lstm", "embedding"})
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp("fedma-train"),)
 
     def __post_init__(self) -> None:
         super().__post_init__()

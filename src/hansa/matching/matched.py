@@ -73,7 +73,7 @@ class TrainUnits(Op):
         """The share of each class among the party's targets."""
         if not self.classes:
             return {}
-        _, y = party.samples("statistics")
+        _, y = party.rows("statistics")
         counts = torch.bincount(y.flatten().cpu(), minlength=self.classes).double()
         if y.is_floating_point() or len(counts) > self.classes:
             raise PartyError(f"the ask is about {self.classes} classes, and its targets are not")

@@ -7,7 +7,7 @@ agree although the mean of their weights is meaningless.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.ask import Gathered
-from hansa.core.errors import BoundError, ConfigError, RoundAborted
+from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
 from hansa.core.params import Params
@@ -70,15 +70,6 @@ class MatchPermute(Fusion):
 
     def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
         return self.inner.fuse(rows, weights, watch, **known)
-
-    async def collect(self, fed: Federation, op: Op, params: Params, each: Mapping[int, Payload] | None = None,
-                      **extra: Any) -> Update:  # fmt: skip
-        payload = {"model": params._asdict(), **extra}
-        answer = await fed.gather(op, payload, each=each)
-        try:
-            return self.combine(fed, op, params, payload, answer)
-        except BoundError as reason:
-            raise RoundAborted(str(reason)) from None
 
     def combine(self, fed: Federation, op: Op, params: Params, payload: Payload, answer: Gathered) -> Update:
         self.check(len(answer.parties))

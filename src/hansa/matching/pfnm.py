@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.algorithm import Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
@@ -70,6 +71,10 @@ class PFNM(Matched):
 
     local: LocalSolver = SGD(lr=0.1, epochs=10, batch=32)
     marginal: bool = False
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp("pfnm-train"),)
 
     def process(self) -> Process:
         return Process(self.sigma, self.sigma0, self.gamma, self.sweeps, self.marginal)

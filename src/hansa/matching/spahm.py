@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
@@ -114,6 +115,10 @@ class SPAHM(Algorithm):
     gamma: float = 1.0
     sweeps: int = 10
     trains: ClassVar[bool] = False
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp.of("spahm-means", self, "components"),)
 
     def __post_init__(self) -> None:
         self.process()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
-from hansa.metrics.metric import Metric, Takes, checked_counts, ratio
+from hansa.metrics.metric import Metric, Takes, checked_counts, ratios
 from hansa.metrics.predictions import Predictions
 
 Average = Literal["auto", "binary", "macro"]
@@ -34,19 +34,18 @@ class ClassMetric(Metric):
     def shape(self, classes: int) -> tuple[int, ...]:
         return (3, classes)
 
-    def counts(self, predictions: Predictions) -> Tensor:
+    def stacked_counts(self, predictions: Predictions) -> Tensor:
         (target, predicted), classes = predictions.arrays, predictions.classes
-        counts = np.empty((3, classes))
-        counts[0] = np.bincount(target[predicted == target], minlength=classes)[:classes]
-        counts[1] = np.bincount(predicted, minlength=classes)[:classes]  # a model may have more outputs than classes
-        counts[2] = np.bincount(target, minlength=classes)[:classes]
-        return torch.from_numpy(counts)
+        right = predictions.counted(target, classes, predicted == target)
+        each = [right, *(predictions.counted(which, classes) for which in (predicted, target))]
+        return torch.from_numpy(np.stack(each, 1))
 
-    def samples(self, counts: Tensor) -> float:
-        right, predicted, actual = checked_counts(counts)
-        if (right > np.minimum(predicted, actual)).any() or predicted.sum() > actual.sum():
+    def stacked_samples(self, counts: Tensor) -> np.ndarray:
+        right, predicted, actual = checked_counts(counts).swapaxes(0, 1)
+        number: np.ndarray = actual.sum(1)
+        if (right > np.minimum(predicted, actual)).any() or (predicted.sum(1) > number).any():
             raise DataError("its counts of classes contradict each other")
-        return float(actual.sum())
+        return number
 
 
 @register("accuracy")
@@ -54,9 +53,9 @@ class ClassMetric(Metric):
 class Accuracy(ClassMetric):
     """The share of right predictions."""
 
-    def value(self, counts: Tensor) -> float | None:
-        right, _, actual = counts.numpy().sum(1).tolist()
-        return ratio(right, actual)
+    def stacked_values(self, counts: Tensor) -> list[float | None]:
+        right, _, actual = counts.numpy().sum(2).T
+        return ratios(right, actual)
 
 
 @register("balanced-accuracy")
@@ -64,10 +63,9 @@ class Accuracy(ClassMetric):
 class BalancedAccuracy(ClassMetric):
     """The mean recall of the classes that have samples."""
 
-    def value(self, counts: Tensor) -> float | None:
-        right, _, actual = counts.numpy()
-        there = actual > 0
-        return float((right[there] / actual[there]).mean()) if there.any() else None
+    def stacked_values(self, counts: Tensor) -> list[float | None]:
+        right, _, actual = counts.numpy().swapaxes(0, 1)
+        return ratios(quotients(right, actual).sum(1), (actual > 0).sum(1))
 
 
 @dataclass(frozen=True)
@@ -93,18 +91,17 @@ class AveragedMetric(ClassMetric):
         if self.positive >= classes:
             raise ConfigError(f"{self.name}: there is no class {self.positive}; the classes are 0 to {classes - 1}")
 
-    def value(self, counts: Tensor) -> float | None:
-        right, predicted, actual = counts.numpy()
-        if not actual.any():
-            return None
+    def stacked_values(self, counts: Tensor) -> list[float | None]:
+        right, predicted, actual = counts.numpy().swapaxes(0, 1)
         each = self.of_classes(right, predicted, actual)
-        if self.average == "binary" or (self.average == "auto" and len(each) == 2):
-            return float(each[self.positive])
-        return float(each[(predicted + actual) > 0].mean())
+        there, measured = (predicted + actual) > 0, actual.any(1)
+        if self.average == "binary" or (self.average == "auto" and each.shape[1] == 2):
+            return ratios(each[:, self.positive] * measured, measured)
+        return ratios(np.where(there, each, 0.0).sum(1), there.sum(1) * measured)
 
     @staticmethod
     def of_classes(right: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
-        """The metric of each class."""
+        """The metric of each class, from counts of any shape."""
         raise TypeError("this metric does not define of_classes()")
 
 
@@ -115,7 +112,7 @@ def whole(counts: Tensor) -> Any:
 
 def quotients(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     """Quotients, 0 where the denominator is 0."""
-    out: np.ndarray = np.divide(above, below, out=np.zeros(len(below)), where=below > 0)
+    out: np.ndarray = np.divide(above, below, out=np.zeros(below.shape), where=below > 0)
     return out
 
 
@@ -177,14 +174,17 @@ class ConfusionMatrix(Metric):
     def shape(self, classes: int) -> tuple[int, ...]:
         return (classes, classes)
 
-    def counts(self, predictions: Predictions) -> Tensor:
+    def stacked_counts(self, predictions: Predictions) -> Tensor:
         (target, predicted), classes = predictions.arrays, predictions.classes
-        known = (predicted < classes) & (target < classes)
-        cells = np.bincount(target[known] * classes + predicted[known], minlength=classes * classes)
-        return torch.from_numpy(cells.astype(np.float64).reshape(classes, classes))
+        cells = target * classes + predicted
+        if predicted.size and predicted.max() >= classes:  # a model may have more outputs than classes
+            cells = np.where(predicted < classes, cells, classes * classes)
+        counts = predictions.counted(cells, classes * classes)
+        return torch.from_numpy(counts.reshape(-1, classes, classes))
 
     def value(self, counts: Tensor) -> Any:
         return whole(counts)
 
-    def samples(self, counts: Tensor) -> float:
-        return float(checked_counts(counts).sum())
+    def stacked_samples(self, counts: Tensor) -> np.ndarray:
+        number: np.ndarray = checked_counts(counts).sum((1, 2))
+        return number

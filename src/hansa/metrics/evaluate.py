@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.op import Memory, Party, Payload, Reply, Shape
+from hansa.core.op import Memory, Party, Payload, Replies, Reply, Shape
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build, register
 from hansa.metrics.metric import Metric, gap
@@ -19,6 +20,7 @@ from hansa.metrics.predictions import Predictions
 
 TARGETS = "targets"  # the number of targets; a sample may have several
 MOST_METRICS, MOST_CLASSES = 64, 2**20
+TOGETHER = 2**24  # numbers of outputs that are counted at once
 SLACK = 1 + 1e-9  # tolerance for the rounding of sums
 Column = Callable[[str | int], Tensor]  # the values of a column, before any preparation
 
@@ -55,6 +57,35 @@ class EvaluateMetrics(Evaluate):
         return {name: metric for metric, name in self._named}
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        predictions = self._predictions(party, payload, memory)
+        counts = self.count(predictions, party.data.test_column, party.data.least)
+        return Reply(counts, weight=len(predictions.losses)), memory
+
+    def run_stack(self, parties: Sequence[Party], payloads: Sequence[Payload],
+                  memories: Sequence[Memory]) -> Replies | None:  # fmt: skip
+        """The counts of all parties at once; each model runs on its party's samples alone, as in `run`."""
+        works = [work for work in zip(parties, payloads, memories, strict=True) if work[0].data.tests]
+        pieces: list[dict[str, Tensor]] = []
+        weights: list[int] = []
+        held: list[Predictions] = []
+        size = 0
+        for k, work in enumerate(works, 1):
+            held.append(self._predictions(*work))
+            weights.append(len(held[-1].losses))
+            size += held[-1].output.numel()
+            if k == len(works) or size > TOGETHER:
+                gateways = [party.data for party, _, _ in works[k - len(held) : k]]
+                columns, least = [data.test_column for data in gateways], [data.least for data in gateways]
+                pieces.append(self._counted(Predictions.joined(held), columns, least))
+                held, size = [], 0
+        if not pieces:
+            return None
+        tensors = pieces[0]
+        if len(pieces) > 1:
+            tensors = {name: torch.cat([piece[name] for piece in pieces]) for name in tensors}
+        return Replies([party.id for party, _, _ in works], tensors, weights)
+
+    def _predictions(self, party: Party, payload: Payload, memory: Memory) -> Predictions:
         x, y = party.data.test("evaluate")
         predictor: Predictor = build("predictor", self.predictor)
         output = predictor.outputs(party.objective, predictor.own(party, payload, memory), x)
@@ -62,8 +93,7 @@ class EvaluateMetrics(Evaluate):
         fits = predictions.kind == ("classes" if self.classes else "numbers")
         if not fits and any(metric.takes != "any" for metric in self.metrics):
             raise PartyError("the model's outputs do not fit the metrics")
-        counts = self.count(predictions, party.data.test_column, party.data.least)
-        return Reply({name: tensor.cpu() for name, tensor in counts.items()}, weight=len(x)), memory
+        return predictions
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {name: (shape, torch.float64) for name, shape in self._shapes.items()}
@@ -81,18 +111,21 @@ class EvaluateMetrics(Evaluate):
 
     def count(self, predictions: Predictions, column: Column, least: int = 0) -> dict[str, Tensor]:
         """The counts of predictions by name; `least` is the fewest samples of a group."""
-        out: dict[str, Tensor] = {TARGETS: torch.tensor([len(predictions)], dtype=torch.float64)}
+        counts = self._counted(predictions, [column], [least])
+        return {name: tensor[0] for name, tensor in counts.items()}
+
+    def _counted(self, predictions: Predictions, columns: Sequence[Column], least: Sequence[int]) -> dict[str, Tensor]:
+        """The counts of each owner of predictions by name; each has columns, and a fewest number of samples."""
+        out: dict[str, Tensor] = {TARGETS: torch.from_numpy(predictions.sizes)[:, None]}
         for name, metric in self._distinct.items():
             if metric.by is None:
-                out[name] = metric.counts(predictions)
+                out[name] = metric.stacked_counts(predictions).cpu()
                 continue
-            members = metric.members(column(metric.by))
-            sizes = [int(mask.sum()) for mask in members]
-            sizes.append(len(predictions.losses) - sum(sizes))  # samples of no group
-            withheld = any(0 < size < least for size in sizes)
-            out[_withheld(metric)] = torch.tensor([float(withheld)], dtype=torch.float64)
-            each = [metric.counts(predictions.where(mask & (not withheld))) for mask in members]
-            out[name] = torch.stack(each)
+            column = torch.cat([of_party(metric.by) for of_party in columns])
+            group = torch.full(column.shape, -1)
+            for k, mask in enumerate(metric.members(column)):
+                group[mask.cpu()] = k
+            out[_withheld(metric)], out[name] = _by_group(metric, predictions, group.numpy(), np.array(least))
         return out
 
     def at_once(self, predictions: Predictions, column: Column) -> dict[str, Any]:
@@ -125,16 +158,48 @@ class EvaluateMetrics(Evaluate):
             out |= {f"{metric.key}_withheld": withheld} if withheld else {}
         return out
 
-    def numbers(self, counts: dict[str, Tensor]) -> dict[str, float]:
-        """The metrics of one party that are single numbers."""
-        out: dict[str, float] = {}
+    def numbers(self, counts: dict[str, Tensor]) -> list[dict[str, float]]:
+        """The metrics of each party that are single numbers, from the parties' counts, [parties, ...]."""
+        out: list[dict[str, float]] = [{} for _ in counts[TARGETS]]
         for metric, name in self._named:
-            if metric.by is not None:
-                apart = gap([metric.value(own) for own in counts[name]])
-                out |= {} if apart is None else {f"{metric.key}_gap": apart}
-            elif metric.scalar:
-                out |= _named(metric, metric.value(counts[name]))
+            if not metric.scalar:
+                continue
+            key, sums = metric.key, counts[name]
+            if metric.by is None:
+                values = metric.stacked_values(sums)
+            else:
+                key, each, groups = f"{key}_gap", metric.stacked_values(sums.flatten(0, 1)), sums.shape[1]
+                values = [gap(each[at : at + groups]) for at in range(0, len(each), groups)]
+            for own, value in zip(out, values, strict=True):
+                if value is not None:
+                    own[key] = value
         return out
+
+    def stacked(self, replies: Sequence[Reply]) -> dict[str, Tensor]:
+        """The counts of replies by name, [parties, ...]."""
+        if not replies:
+            return {name: torch.zeros(0, *shape, dtype=torch.float64) for name, shape in self._shapes.items()}
+        return {name: torch.stack([reply.tensors[name] for reply in replies]) for name in self._shapes}
+
+    def faults(self, counts: dict[str, Tensor]) -> list[str | None]:
+        """For each party why its counts, [parties, ...], cannot be those of any samples, or None."""
+        if self._possible(counts):
+            return [None] * len(counts[TARGETS])
+        each = ({name: tensor[k] for name, tensor in counts.items()} for k in range(len(counts[TARGETS])))
+        return [self.fault(own) for own in each]
+
+    def _possible(self, counts: dict[str, Tensor]) -> bool:
+        """Whether the counts of all parties may be those of samples."""
+        targets = counts[TARGETS][:, 0].numpy()
+        for name, metric in self._distinct.items():
+            sums = counts[name]
+            try:
+                most = metric.stacked_samples(sums if metric.by is None else sums.flatten(0, 1))
+            except DataError:
+                return False
+            if (most.reshape(len(targets), -1).sum(1) > targets * SLACK).any():
+                return False
+        return bool((targets >= 0).all())
 
     def fault(self, counts: dict[str, Tensor]) -> str | None:
         """Why counts cannot be those of any samples, or None."""
@@ -151,28 +216,44 @@ class EvaluateMetrics(Evaluate):
                 return f"it counts {most:g} targets for {metric.key}, and has {targets:g}"
         return None
 
-    def joined(self, replies: Sequence[Reply]) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
-        """The sum of the replies' counts, and for each count by group the number of parties with samples of it.
+    def joined(self, counts: dict[str, Tensor],
+               weights: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, list[int]]]:  # fmt: skip
+        """The sum of the parties' counts, [parties, ...], and for each count by group the number of parties with
+        samples of it.
 
         A reply whose weight was capped counts in proportion.
         """
-        total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in self._shapes.items()}
-        usual = targets_per_sample(replies)
-        for reply in replies:
-            claimed = float(reply.tensors[TARGETS])
-            share = min(1.0, reply.weight * usual / claimed) if claimed else 1.0
-            for name, tensor in reply.tensors.items():
-                total[name] += tensor if share == 1.0 or name.startswith("withheld") else tensor * share
-        by_group = {name: [sum(bool(reply.tensors[name][k].any()) for reply in replies)
-                           for k in range(len(metric.names))]
+        claimed, weight = counts[TARGETS][:, 0].numpy(), np.array(weights, dtype=np.float64)
+        allowed = weight * targets_per_sample(claimed / weight)
+        share = np.divide(allowed, claimed, out=np.ones(len(claimed)), where=claimed > allowed)
+        total = {}
+        for name, tensor in counts.items():
+            capped = not name.startswith("withheld") and bool((share < 1).any())
+            rows = tensor.flatten(1).numpy() * share[:, None] if capped else tensor.flatten(1).numpy()
+            total[name] = torch.from_numpy(rows.sum(0)).reshape(tensor.shape[1:])
+        by_group = {name: counts[name].flatten(2).any(2).sum(0).tolist()
                     for name, metric in self._distinct.items() if metric.by is not None}  # fmt: skip
         return total, by_group
 
 
-def targets_per_sample(replies: Sequence[Reply]) -> float:
+def targets_per_sample(ratios: np.ndarray) -> float:
     """The number of targets that a sample has, by the replies' median: all parties have the same form of targets."""
-    ratios = sorted(float(reply.tensors[TARGETS]) / reply.weight for reply in replies)
-    return ratios[len(ratios) // 2] if ratios else 1.0
+    return float(np.sort(ratios)[len(ratios) // 2]) if len(ratios) else 1.0
+
+
+def _by_group(metric: Metric, predictions: Predictions, group: np.ndarray, least: np.ndarray) -> tuple[Tensor, Tensor]:
+    """For each owner of predictions whether it withholds its groups, [owners, 1], and the counts of its groups.
+
+    `group` has the group of each sample, -1 for none; `least` the fewest samples of each owner's groups.
+    """
+    owners, groups = predictions.owners, len(metric.names)
+    owner = np.zeros(len(group), dtype=np.int64) if predictions.owner is None else predictions.owner
+    sizes = np.bincount(owner * (groups + 1) + group + 1, minlength=owners * (groups + 1)).reshape(owners, -1)
+    withheld: np.ndarray = np.any((sizes > 0) & (sizes < least[:, None]), axis=1)
+    told = (group >= 0) & ~withheld[owner]
+    some = predictions.where(torch.from_numpy(told).to(predictions.target.device))
+    counts = metric.stacked_counts(some.owned(owner[told] * groups + group[told], owners * groups)).cpu()
+    return torch.from_numpy(withheld.astype(np.float64))[:, None], counts.reshape(owners, groups, *counts.shape[1:])
 
 
 def _grouping(metric: Metric) -> str:

@@ -5,14 +5,19 @@ counts are summed, in the clear or in a secure sum, and `value` makes the metric
 is that of all test samples together, and not a mean of F1s. `combines` says how good the result is: "exact"; "binned"
 (scores are counted in bins, so that their order within a bin is lost); or "mean" (of the parties' own values, weighted
 by their test samples), where counts do not exist.
+
+Where one process has the predictions or the counts of many parties, it asks for all of them at once: `stacked_counts`,
+`stacked_values` and `stacked_samples`. By default these call the methods for one party in turn. A metric defines either
+form; the other one follows.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -34,6 +39,7 @@ HOW = {
 }
 LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 GROUPS = 100  # most groups of a metric
+STACKED = {"counts": "stacked_counts", "value": "stacked_values", "samples": "stacked_samples"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,12 @@ class Metric(Part):
     by: str | int | None = None
     groups: tuple[float, ...] = ()
     edges: tuple[float, ...] = ()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for one in STACKED:
+            if one in vars(cls) and STACKED[one] not in vars(cls):  # that of a base class has another meaning
+                setattr(cls, STACKED[one], getattr(Metric, STACKED[one]))
 
     def __post_init__(self) -> None:
         if self.label is not None and not LABEL.fullmatch(self.label):
@@ -91,15 +103,36 @@ class Metric(Part):
 
     def counts(self, predictions: Predictions) -> Tensor:
         """The counts of some predictions, as float64: those of two parts of the samples add up to those of both."""
-        raise TypeError(f"the metric {self.name!r} does not define counts()")
+        counts: Tensor = self._stacked("counts")(predictions.of_all)[0]
+        return counts
+
+    def stacked_counts(self, predictions: Predictions) -> Tensor:
+        """The counts of each owner of predictions, [owners, ...]."""
+        return torch.stack([self.counts(own) for own in predictions.each])
 
     def value(self, counts: Tensor) -> Any:
         """The metric of summed counts; None where it is undefined (no sample, or one class where two are needed)."""
-        raise TypeError(f"the metric {self.name!r} does not define value()")
+        return self._stacked("value")(counts[None])[0]
+
+    def stacked_values(self, counts: Tensor) -> Sequence[Any]:
+        """The metric of each of several counts, [parties, ...]."""
+        return [self.value(own) for own in counts]
 
     def samples(self, counts: Tensor) -> float:
         """The number of targets that were counted; a DataError if no targets have such counts."""
-        raise TypeError(f"the metric {self.name!r} does not define samples()")
+        return float(self._stacked("samples")(counts[None])[0])
+
+    def stacked_samples(self, counts: Tensor) -> np.ndarray:
+        """As `samples` for each of several counts, [parties, ...]; a DataError if any is impossible."""
+        return np.array([self.samples(own) for own in counts])
+
+    def _stacked(self, one: str) -> Callable[..., Any]:
+        """The form of a method for many parties, of the nearest class that defines one of its own."""
+        looped = getattr(Metric, STACKED[one])
+        for cls in type(self).__mro__:
+            if vars(cls).get(STACKED[one], looped) is not looped:
+                return functools.partial(vars(cls)[STACKED[one]], self)
+        raise TypeError(f"the metric {self.name!r} does not define {one}()")
 
     def at_once(self, predictions: Predictions) -> Any:
         """The metric where all predictions are in one place."""
@@ -149,6 +182,11 @@ def checked_counts(counts: Tensor) -> np.ndarray:
     if array.size and array.min() < 0:
         raise DataError("it has negative counts")
     return array
+
+
+def ratios(above: np.ndarray, below: np.ndarray) -> list[float | None]:
+    """Quotients, None where a denominator is 0."""
+    return [ratio(*pair) for pair in zip(above.tolist(), below.tolist(), strict=True)]
 
 
 def ratio(above: float, below: float, otherwise: float | None = None) -> float | None:

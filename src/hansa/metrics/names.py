@@ -11,7 +11,10 @@ from hansa.metrics.metric import Metric
 HIGHER_IS_BETTER = ("accuracy", "auc", "r2")
 OVER = ("mean", "worst_tenth", "spread", "variance")  # how a metric of each party becomes one number
 UNEVEN = ("_spread", "_variance")  # endings of metrics that tell how much parties differ
-METRICS = ("loss", "train_loss", "rmse", "mae", *HIGHER_IS_BETTER)  # those of every run
+# The AUC of a membership attack by the loss, for runs that compare or stop by it. Only a simulation measures it.
+MEMBERSHIP = "membership_auc"
+FORGETTING = "forgetting"  # of earlier concepts, in a run with drift
+METRICS = ("loss", "train_loss", "rmse", "mae", *HIGHER_IS_BETTER, MEMBERSHIP, FORGETTING)  # those of every run
 
 
 class Described(NamedTuple):
@@ -23,8 +26,11 @@ class Described(NamedTuple):
 
 # By name in results. A run describes its metrics when its settings are read, also where a study is loaded.
 _described = {
-    name: Described(name in HIGHER_IS_BETTER, limits)
-    for name, limits in {"accuracy": (0.0, 1.0), "auc": (0.0, 1.0), "r2": (-math.inf, 1.0)}.items()
+    "accuracy": Described(True, (0.0, 1.0)),
+    "auc": Described(True, (0.0, 1.0)),
+    "r2": Described(True, (-math.inf, 1.0)),
+    MEMBERSHIP: Described(False, (0.0, 1.0)),
+    FORGETTING: Described(False, (-1.0, 1.0)),
 }
 
 
@@ -72,4 +78,7 @@ def single_numbers(metrics: Iterable[Metric]) -> list[str]:
 def known_metrics(metrics: Iterable[Metric] = ()) -> list[str]:
     """The names a run with these metrics may stop on."""
     names = list(dict.fromkeys((*METRICS, *single_numbers(metrics))))
-    return [*names, *(f"party_{m}_{how}" for m in names if m != "train_loss" for how in OVER)]
+    return [
+        *names,
+        *(f"party_{m}_{how}" for m in names if m not in ("train_loss", MEMBERSHIP, FORGETTING) for how in OVER),
+    ]

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hansa.core.errors import DataError
 from hansa.core.registry import register
-from hansa.metrics.metric import Metric, Takes, ratio
+from hansa.metrics.metric import Metric, Takes, checked_counts, ratio, ratios
 from hansa.metrics.predictions import Predictions
 
 ROUNDING = 1e-13  # relative error of the difference of two sums, below which targets count as constant
@@ -32,17 +33,15 @@ class LossMetric(Metric):
     def shape(self, classes: int) -> tuple[int, ...]:
         return (2,)
 
-    def counts(self, predictions: Predictions) -> Tensor:
+    def stacked_counts(self, predictions: Predictions) -> Tensor:
         losses = predictions.losses
-        return torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+        return torch.from_numpy(np.stack([predictions.summed(v) for v in (losses, torch.ones_like(losses))], 1))
 
-    def samples(self, counts: Tensor) -> float:
-        if float(counts[1]) < 0:
-            raise DataError("it has negative counts")
-        return float(counts[1])
+    def stacked_samples(self, counts: Tensor) -> np.ndarray:
+        return checked_counts(counts[:, 1])
 
-    def value(self, counts: Tensor) -> float | None:
-        return ratio(float(counts[0]), float(counts[1]))
+    def stacked_values(self, counts: Tensor) -> list[float | None]:
+        return ratios(*counts.numpy().T)
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,11 @@ class NumberMetric(Metric):
     def shape(self, classes: int) -> tuple[int, ...]:
         return (5,)
 
-    def counts(self, predictions: Predictions) -> Tensor:
+    def stacked_counts(self, predictions: Predictions) -> Tensor:
         target = predictions.target.double()
         error = predictions.output.double() - target
-        return torch.stack(
-            [error.new_tensor(len(error)), (error**2).sum(), error.abs().sum(), target.sum(), (target**2).sum()]
-        )
+        sums = [predictions.summed(values) for values in (error**2, error.abs(), target, target**2)]
+        return torch.from_numpy(np.stack([predictions.sizes, *sums], 1))
 
     def samples(self, counts: Tensor) -> float:
         number, squares, errors, total, powers = counts.tolist()

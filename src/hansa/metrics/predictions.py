@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -20,7 +21,8 @@ class Predictions:
     """Outputs against targets. A sample may have several targets (the characters of a text): each counts by itself.
 
     `target` are class numbers or real numbers, [m]. `output` has scores of the classes, [m, classes], or for the loss
-    "bce" and for numbers one value per target, [m]. `losses` has one value per sample, [n].
+    "bce" and for numbers one value per target, [m]. `losses` has one value per sample, [n]. `owner` has the number of
+    the party of each sample, below `owners`, where the samples of several parties are counted at once.
     """
 
     kind: Kind
@@ -28,6 +30,8 @@ class Predictions:
     target: Tensor
     classes: int
     losses: Tensor
+    owner: np.ndarray | None = None
+    owners: int = 1
 
     @classmethod
     def of(cls, loss: str | Loss, output: Tensor, target: Tensor, classes: int) -> Predictions:
@@ -47,8 +51,92 @@ class Predictions:
 
     def where(self, samples: Tensor) -> Predictions:
         """The predictions of some samples, by a mask."""
-        rows = samples.repeat_interleave(len(self.target) // max(1, len(samples)))
-        return Predictions(self.kind, self.output[rows], self.target[rows], self.classes, self.losses[samples])
+        rows = samples.repeat_interleave(self._targets)
+        owner = None if self.owner is None else self.owner[samples.cpu().numpy()]
+        return Predictions(self.kind, self.output[rows], self.target[rows], self.classes, self.losses[samples], owner,
+                           self.owners)  # fmt: skip
+
+    def owned(self, owner: np.ndarray, owners: int) -> Predictions:
+        """The same predictions, with the owner of each sample."""
+        return replace(self, owner=owner, owners=owners)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Predictions]) -> Predictions:
+        """The predictions of several parties, in which each party owns its own."""
+        first, sizes = parts[0], [len(part.losses) for part in parts]
+        output, target, losses = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("output", "target", "losses")
+        )
+        return cls(first.kind, output, target, first.classes, losses, np.arange(len(parts)).repeat(sizes), len(parts))
+
+    @property
+    def of_all(self) -> Predictions:
+        """The same predictions, without owners."""
+        return self if self.owner is None else replace(self, owner=None, owners=1)
+
+    @cached_property
+    def each(self) -> list[Predictions]:
+        """The predictions of each owner."""
+        if self.owner is None:
+            return [self]
+        order, ends = self.owner.argsort(kind="stable"), np.bincount(self.owner, minlength=self.owners).cumsum()
+        out = []
+        for part in np.split(order, ends[:-1]):
+            samples = torch.from_numpy(part).to(self.target.device)
+            rows = (samples[:, None] * self._targets + torch.arange(self._targets, device=samples.device)).flatten()
+            out.append(replace(self, output=self.output[rows], target=self.target[rows], losses=self.losses[samples],
+                               owner=None, owners=1))  # fmt: skip
+        return out
+
+    @property
+    def _targets(self) -> int:
+        """The number of targets of a sample."""
+        return len(self.target) // max(1, len(self.losses))
+
+    @cached_property
+    def _owner_of_target(self) -> np.ndarray:
+        assert self.owner is not None
+        return self.owner.repeat(self._targets)
+
+    def counted(self, cells: np.ndarray, size: int, weights: np.ndarray | None = None) -> np.ndarray:
+        """For each owner the number of targets, or the sum of their weights, in each of `size` cells: [owners, size].
+
+        `cells` has the cell of each target, or a row of cells; those from `size` on are not counted. Weights may be a
+        mask of the targets that count.
+        """
+        if cells.size and cells.min() < 0:
+            raise ValueError("a class has a negative number")
+        inside: np.ndarray | None = cells < size if cells.size and cells.max() >= size else None
+        if weights is not None and weights.dtype == np.bool_:
+            inside, weights = weights if inside is None else weights & inside, None
+        keys = self._keys(cells, size)
+        keys = keys.ravel() if inside is None else keys[inside]
+        weights = weights if weights is None or inside is None else weights[inside]
+        if weights is None and self.owners * size > len(keys):
+            weights = np.ones(len(keys))  # then the numbers are float64, and need no copy
+        counts: np.ndarray = np.bincount(keys, weights, self.owners * size)
+        return counts.astype(np.float64, copy=False).reshape(self.owners, size)
+
+    def _keys(self, cells: np.ndarray, size: int) -> np.ndarray:
+        if self.owner is None:
+            return cells
+        first = self._owner_of_target * size
+        keys: np.ndarray = cells + (first if cells.ndim == 1 else first[:, None])
+        return keys
+
+    def summed(self, values: Tensor) -> np.ndarray:
+        """For each owner the sum of values, one per target or per sample: [owners]."""
+        if self.owner is None:
+            return values.sum()[None].cpu().numpy()
+        owner = self.owner if len(values) == len(self.owner) else self._owner_of_target
+        return np.bincount(owner, values.cpu().numpy(), self.owners)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """The number of targets of each owner."""
+        if self.owner is None:
+            return np.array([float(len(self))])
+        return np.bincount(self.owner, minlength=self.owners) * float(self._targets)
 
     @cached_property
     def predicted(self) -> Tensor:
@@ -101,12 +189,13 @@ class Predictions:
         """For each column of `logits`, the number of targets of other classes and of its class at each different
         score, the highest first, [1, scores]; None if one of the two is absent."""
         out: list[tuple[np.ndarray, np.ndarray] | None] = []
-        for score, of_class in zip(self.logits.cpu().numpy().T, self.of_class.T, strict=True):
-            order = np.argsort(-score)
-            last = np.flatnonzero(np.append(np.diff(score[order]) != 0, True))  # of each group of equal scores
-            if not len(order) or not 0 < of_class.sum() < len(of_class):
+        for score, of_class in zip(-self.logits.cpu().numpy().T, self.of_class.T, strict=True):
+            if not 0 < of_class.sum() < len(of_class):
                 out.append(None)
                 continue
-            found = np.diff(np.cumsum(of_class[order])[last], prepend=0).astype(np.float64)
+            rising = np.sort(score)
+            last = np.flatnonzero(np.append(np.diff(rising) != 0, True))  # of each group of equal scores
+            at = np.searchsorted(rising[last], np.sort(score[of_class]))
+            found = np.bincount(at, minlength=len(last)).astype(np.float64)
             out.append(((np.diff(last + 1, prepend=0) - found)[None], found[None]))
         return out

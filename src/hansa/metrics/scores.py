@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
-from hansa.metrics.metric import Combines, Metric, Takes, checked_counts, ratio
+from hansa.metrics.metric import Combines, Metric, Takes, checked_counts, ratios
 from hansa.metrics.predictions import Predictions
 
 FINE = 100.0  # logits below 1 / FINE are counted in even steps, those above in steps that grow with them
@@ -48,26 +48,28 @@ class GridMetric(Metric):
     def shape(self, classes: int) -> tuple[int, ...]:
         return (1 if classes == 2 else classes, 2, self.bins)
 
-    def counts(self, predictions: Predictions) -> Tensor:
+    def stacked_counts(self, predictions: Predictions) -> Tensor:
         logits, bins = predictions.logits.cpu().numpy(), self.bins
         at = np.clip((np.arcsinh(FINE * logits) + EDGE) * (bins / (2 * EDGE)), 0, bins - 1).astype(np.int64)
         curves = logits.shape[1]
         cells = (np.arange(curves) * 2 + predictions.of_class) * bins + at
-        counts = np.bincount(cells.ravel(), minlength=curves * 2 * bins)
-        return torch.from_numpy(counts.astype(np.float64).reshape(curves, 2, bins))
+        return torch.from_numpy(predictions.counted(cells, curves * 2 * bins).reshape(-1, curves, 2, bins))
 
-    def samples(self, counts: Tensor) -> float:
-        totals = checked_counts(counts).sum((1, 2))
-        if (totals != totals[0]).any():
+    def stacked_samples(self, counts: Tensor) -> np.ndarray:
+        totals = checked_counts(counts).sum((2, 3))
+        if (totals != totals[:, :1]).any():
             raise DataError("its counts of scores contradict each other")
-        return float(totals[0])
+        number: np.ndarray = totals[:, 0]
+        return number
 
-    def value(self, counts: Tensor) -> float | None:
-        negative, positive = counts.numpy()[:, :, ::-1].swapaxes(0, 1)
-        number = positive.sum(1)
-        if not number.all() or not negative.sum(1).all():
-            return None
-        return float(self.of_curves(negative, positive).mean())
+    def stacked_values(self, counts: Tensor) -> list[float | None]:
+        array = counts.numpy()
+        used = np.flatnonzero(array.reshape(-1, self.bins).any(0))[::-1]  # bins without scores add nothing
+        array = array.take(used, 3)
+        defined: np.ndarray = np.all(array.any(3), axis=(1, 2))
+        negative, positive = (array[defined, :, k] for k in (0, 1))
+        values = iter(self.of_curves(negative, positive).mean(1).tolist())
+        return [next(values) if known else None for known in defined.tolist()]
 
     def at_once(self, predictions: Predictions) -> float | None:
         each = [None if pair is None else float(self.of_curves(*pair)[0]) for pair in predictions.curves]
@@ -76,7 +78,7 @@ class GridMetric(Metric):
 
     @staticmethod
     def of_curves(negative: np.ndarray, positive: np.ndarray) -> np.ndarray:
-        """The metric of each curve, from the counts of two classes by bin, the highest scores first: [curves, bins]."""
+        """The metric of each curve, from the counts of two classes by bin, the highest scores first: [..., bins]."""
         raise TypeError("this metric does not define of_curves()")
 
 
@@ -92,8 +94,8 @@ class AUC(GridMetric):
 
     @staticmethod
     def of_curves(negative: np.ndarray, positive: np.ndarray) -> np.ndarray:
-        above = positive.cumsum(1) - positive / 2  # positives that score higher; those of the same bin count half
-        area: np.ndarray = (negative * above).sum(1) / (negative.sum(1) * positive.sum(1))
+        above = positive.cumsum(-1) - positive / 2  # positives that score higher; those of the same bin count half
+        area: np.ndarray = (negative * above).sum(-1) / (negative.sum(-1) * positive.sum(-1))
         return area
 
 
@@ -104,8 +106,8 @@ class AveragePrecision(GridMetric):
 
     @staticmethod
     def of_curves(negative: np.ndarray, positive: np.ndarray) -> np.ndarray:
-        found, taken = positive.cumsum(1), (negative + positive).cumsum(1)
-        precision: np.ndarray = (positive * found / np.maximum(taken, 1)).sum(1) / positive.sum(1)
+        found, taken = positive.cumsum(-1), (negative + positive).cumsum(-1)
+        precision: np.ndarray = (positive * found / np.maximum(taken, 1)).sum(-1) / positive.sum(-1)
         return precision
 
 
@@ -125,15 +127,15 @@ class LogLoss(Metric):
     def shape(self, classes: int) -> tuple[int, ...]:
         return (2,)
 
-    def counts(self, predictions: Predictions) -> Tensor:
-        right = predictions.log_probabilities.gather(1, predictions.target[:, None])
-        return torch.stack([-right.sum(), right.new_tensor(len(right))])
+    def stacked_counts(self, predictions: Predictions) -> Tensor:
+        right = predictions.log_probabilities.gather(1, predictions.target[:, None])[:, 0]
+        return torch.from_numpy(np.stack([-predictions.summed(right), predictions.sizes], 1))
 
-    def samples(self, counts: Tensor) -> float:
-        return float(checked_counts(counts)[1])
+    def stacked_samples(self, counts: Tensor) -> np.ndarray:
+        return checked_counts(counts)[:, 1]
 
-    def value(self, counts: Tensor) -> float | None:
-        return ratio(float(counts[0]), float(counts[1]))
+    def stacked_values(self, counts: Tensor) -> list[float | None]:
+        return ratios(*counts.numpy().T)
 
 
 @register("calibration-error")
@@ -160,19 +162,20 @@ class CalibrationError(Metric):
     def shape(self, classes: int) -> tuple[int, ...]:
         return (3, self.bins)
 
-    def counts(self, predictions: Predictions) -> Tensor:
+    def stacked_counts(self, predictions: Predictions) -> Tensor:
         p, (target, predicted) = predictions, predictions.arrays
         confidence = p.log_probabilities.gather(1, p.predicted[:, None])[:, 0].exp().cpu().numpy()
         at = np.clip(np.ceil(confidence * self.bins).astype(np.int64) - 1, 0, self.bins - 1)
         weights = (None, confidence, predicted == target)
-        return torch.from_numpy(np.stack([np.bincount(at, each, self.bins).astype(np.float64) for each in weights]))
+        return torch.from_numpy(np.stack([p.counted(at, self.bins, each) for each in weights], 1))
 
-    def samples(self, counts: Tensor) -> float:
-        number, confidence, right = checked_counts(counts)
+    def stacked_samples(self, counts: Tensor) -> np.ndarray:
+        number, confidence, right = checked_counts(counts).swapaxes(0, 1)
         if (np.maximum(confidence, right) > number * (1 + 1e-9) + 1e-6).any():
             raise DataError("its counts of confidence contradict each other")
-        return float(number.sum())
+        samples: np.ndarray = number.sum(1)
+        return samples
 
-    def value(self, counts: Tensor) -> float | None:
-        number, confidence, right = counts.numpy()
-        return ratio(float(np.abs(confidence - right).sum()), float(number.sum()))
+    def stacked_values(self, counts: Tensor) -> list[float | None]:
+        number, confidence, right = counts.numpy().swapaxes(0, 1)
+        return ratios(np.abs(confidence - right).sum(1), number.sum(1))

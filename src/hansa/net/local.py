@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hansa.core.errors import RuntimeFailure
 
-HELD = 64
+HELD = 256
 _held: deque[int] = deque()  # file descriptors of bound sockets
 
 
@@ -22,7 +22,7 @@ def free_port() -> int:
     """A port that is free, for a server that starts later.
 
     The system gives the port to nobody who asks for any port: a socket of this process stays bound to it (for the last
-    64 ports). That socket does not listen, so a server that asks for this very port gets it (SO_REUSEADDR, as servers
+    256 ports). That socket does not listen, so a server that asks for this very port gets it (SO_REUSEADDR, as servers
     do), also when it starts again.
     """
     holder = socket.socket()

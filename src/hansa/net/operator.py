@@ -50,7 +50,7 @@ class Operator:
 
         return asyncio.run(main())
 
-    def wait_until_served(self, seconds: float = 60.0, check: Callable[[], None] = lambda: None) -> None:
+    def wait_until_served(self, seconds: float = 300.0, check: Callable[[], None] = lambda: None) -> None:
         """Wait until the aggregator answers. `check` is called between attempts, and may raise an error to end the
         wait."""
         end = time.monotonic() + seconds
@@ -85,7 +85,14 @@ class Operator:
             )
             return str(json.loads(response)["job"])
 
-        return self._do(send), notes + replaced(experiment)
+        return self._do(send), notes + replaced(experiment) + self._relay_notes(experiment)
+
+    def _relay_notes(self, experiment: Experiment) -> list[str]:
+        """Why relays, if there are any, pass every reply of a round on and do not sum them."""
+        run = experiment.run
+        if not self.federation.relays or (run.sums == "exact" and run.max_weight is not None):
+            return []
+        return ["relays pass on each reply by itself; they add them up with run.sums = 'exact' and run.max_weight"]
 
     def jobs(self) -> list[dict[str, Any]]:
         """All jobs, in the order of submission."""
@@ -134,6 +141,10 @@ class Operator:
     def stop(self, id: str) -> bool:
         """Stop a job; False if it had already ended."""
         return bool(self._post(f"{_path(id)}/stop")["stopped"])
+
+    def forget(self, id: str) -> int:
+        """Delete the replies that a job kept; returns their number."""
+        return int(self._post(f"{_path(id)}/forget")["replies"])
 
     def pull(self, id: str, out: Path) -> Path:
         """Download the model of a finished job in chunks. A file beside it has what `hansa.load` needs to predict."""

@@ -17,6 +17,8 @@ from hansa.core.errors import ConfigError
 from hansa.core.norms import max_abs
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper, unwrap
 from hansa.core.registry import Part, register
+from hansa.kernel.clipped_sums import exact_contribution
+from hansa.kernel.grid import Grid
 from hansa.secure.channel import Channel
 from hansa.select import Selector
 from hansa.transforms import Transform
@@ -33,14 +35,30 @@ class Contribution(Wrapper):
 
     A reply that is not finite is sent as zeros, because a rejection would reveal that the party took part. With `cap`
     the contribution is multiplied by min(n / cap, 1) for n samples. With `unit` it also tells whether the update was
-    clipped: minus half a unit if it was, half a unit if not.
+    clipped: minus half a unit if it was, half a unit if not. With `sigma`, the noise of a sum of `size` numbers over at
+    most `parties` parties, the contribution is rounded to whole fine steps of the sum's grid, as float64 numbers. Its
+    length then holds in exact arithmetic, and sums of contributions are exact, in any order (`kernel.grid`).
     """
 
     inner: Op
     clip: float | None = 1.0
     cap: int | None = None
     unit: float | None = None
+    sigma: float | None = None
+    size: int = 1
+    parties: int = 1
     measures: ClassVar[frozenset[str] | None] = frozenset()
+
+    def __post_init__(self) -> None:
+        _ = self.grid  # raises a ConfigError if there is no such grid
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid of the sum; None where contributions stay floating-point numbers."""
+        if self.sigma is None or self.longest is None:
+            return None
+        # A float64 holds the sum without error below 2^53 fine steps, and the grid allows 2^61.
+        return Grid(self.longest, self.sigma, self.size, self.parties << 8)
 
     @property
     def longest(self) -> float | None:
@@ -55,11 +73,13 @@ class Contribution(Wrapper):
             tensors = {name: tensor * share for name, tensor in tensors.items()}
         if self.unit is not None:
             tensors[UNCLIPPED] = torch.tensor(self.unit / 2 if whole else -self.unit / 2, dtype=torch.float64)
-        return Reply(tensors), memory
+        return Reply(tensors if self.grid is None else exact_contribution(tensors, self.grid)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        flag: dict[str, Shape] = {} if self.unit is None else {UNCLIPPED: ((), torch.float64)}
-        return self.inner.expects(payload) | flag
+        expected = self.inner.expects(payload)
+        if self.grid is not None:
+            expected = {name: (sizes, torch.float64) for name, (sizes, _) in expected.items()}
+        return expected | ({} if self.unit is None else {UNCLIPPED: ((), torch.float64)})
 
     def beside(self, payload: Payload) -> frozenset[str]:
         return frozenset()  # all numbers form one vector, with one noise
@@ -111,6 +131,11 @@ class CentralDP(Part):
     The "server" adds the `noise`, or the "parties" do before a secure sum hides their updates; with a secure sum the
     parties are the default. The aggregator knows which parties `poisson` selected, so its epsilon is larger than that
     of somebody who sees only models. The metrics line gives it as `epsilon_aggregator`.
+
+    `mechanism` is the arithmetic of a sum to which the server adds noise. With "discrete" each party rounds its clipped
+    update to integers, whose length holds in exact arithmetic, and the sum of the integers is exact; an update takes 8
+    bytes per number. With "float" the parties send floating-point numbers, and the noise allows for the rounding of
+    their sum. The noise is discrete in both. Secure sums add integers, and their noise allows for the rounding.
     """
 
     kind: ClassVar[str] = "dp"
@@ -125,6 +150,7 @@ class CentralDP(Part):
     clip_rate: float = CLIP_RATE
     sigma_b: float | None = None
     noise: Literal["server", "parties"] | None = None
+    mechanism: Literal["discrete", "float"] = "discrete"
     accountant: Literal["rdp", "pld"] = "rdp"
 
     def __post_init__(self) -> None:
@@ -188,6 +214,10 @@ class CentralDP(Part):
             raise ConfigError(
                 "privacy.dp.noise: a party's share of the noise is too small to protect an update in the clear; name a "
                 "secure sum, as in privacy.secure = 'masking', or let the server add the noise"
+            )
+        if self.mechanism == "float" and secure is not None:
+            raise ConfigError(
+                "privacy.dp.mechanism: a secure sum adds integers, so its arithmetic cannot be 'float'; leave it out"
             )
         if self.noise == "server" and secure is not None:
             raise ConfigError(

@@ -102,7 +102,8 @@ class Guard:
             )
         if sigma > 0 and dp.clip is not None:
             if self.secure is None:
-                self.grid(sigma, dp.clip)  # raises a ConfigError if there is no such grid
+                self.grid(sigma, dp.clip)  # raises a ConfigError if there is no such grid, as the next line does
+                self.contribution(Op(), sigma, dp.clip)
             else:
                 self._check_room(self.secure, sigma, dp.clip)
         return state
@@ -163,8 +164,15 @@ class Guard:
         return noise + sigma * rounding
 
     def grid(self, sigma: float, clip: float) -> Grid:
-        """The grid of a sum to which the server adds noise."""
+        """The grid of a sum of floating-point numbers to which the server adds noise."""
         return Grid(self.deviation(sigma, clip) / sigma, sigma, self.values, 1)
+
+    def contribution(self, op: Op, sigma: float, clip: float | None) -> Contribution:
+        """A party's part of a sum."""
+        out = Contribution(op, clip, self.dp.weight_cap, self.unit(sigma, clip))
+        if self.secure is not None or self.dp.mechanism == "float" or not sigma:
+            return out
+        return dataclasses.replace(out, sigma=sigma, size=self.values, parties=self.parties)
 
     def sigma(self, state: GuardState) -> float:
         """The noise multiplier of a sum; a run that is extended keeps the sigma with which it began."""
@@ -217,7 +225,7 @@ class PrivateSums:
         _check_op(ask.op, ask)
         if self.done == guard.sums:
             raise AlgorithmError(f"the algorithm declares {guard.sums} sums of updates per round, and asks for more")
-        op = Contribution(ask.op, self.clip, guard.dp.weight_cap, guard.unit(self.sigma, self.clip))
+        op = guard.contribution(ask.op, self.sigma, self.clip)
         asked = dataclasses.replace(ask, op=op, uniform=True)
         sums = await self._sums(fed, asked)
         self.done += 1
@@ -231,7 +239,7 @@ class PrivateSums:
     async def _sums(self, fed: Federation, ask: Ask) -> dict[str, Tensor]:
         """The sums with noise."""
         guard, op = self.guard, ask.op
-        assert op is not None
+        assert isinstance(op, Contribution)
         noise = guard.deviation(self.sigma, self.clip)
         if guard.secure is not None:
             if not ask.parties:
@@ -251,7 +259,9 @@ class PrivateSums:
             return dict(sums)
         secret = fed.private_rng(f"noise {ask.index}").bytes(32)
         assert self.clip is not None
-        return guard.grid(self.sigma, self.clip).covered(sums, secret)
+        if op.grid is None:
+            return guard.grid(self.sigma, self.clip).covered(sums, secret)
+        return op.grid.exactly_covered(sums, secret)
 
     def _follow(self, total: float) -> None:
         """Move the clip towards the quantile; `total` sums the parties' flags, plus or minus half a unit each."""

@@ -103,6 +103,8 @@ class Bar(Watcher):
     def _trouble(self, line: dict[str, Any]) -> None:
         if "empty" in line:
             self.console.print(f"round {line['round']} is empty: {line['empty']}", markup=False)
+        for name, reason in line.get("alarms", {}).items():
+            self.console.print(f"round {line['round']}: drift alarm of {name}: {reason}", markup=False)
         for name, reason in line.get("rejected", {}).items():
             self.console.print(f"round {line['round']}: rejected {name}: {reason}", markup=False)
 

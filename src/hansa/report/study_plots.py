@@ -28,7 +28,7 @@ LINES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2,
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", "*", ">", "h", "p")
 NAMES = {
     "accuracy": "accuracy", "loss": "loss", "auc": "AUC", "r2": "R²", "rmse": "root mean square error",
-    "mae": "mean absolute error", "train_loss": "training loss",
+    "mae": "mean absolute error", "train_loss": "training loss", "f1": "F1",
 }  # fmt: skip
 PERCENT = ("accuracy", "auc")  # shares, shown as percentages
 CROWDED = 0.1  # the axis is stretched below this error

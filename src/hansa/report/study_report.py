@@ -17,8 +17,8 @@ import numpy as np
 
 from hansa.artifacts.run_folder import RunFolder, write_atomic
 from hansa.core.errors import HansaError
-from hansa.metrics.names import higher_is_better
-from hansa.report import markdown, party_grid, toml
+from hansa.metrics.names import MEMBERSHIP, higher_is_better
+from hansa.report import attack_plots, markdown, party_grid, study_metrics, toml
 from hansa.report import study_plots as plots
 from hansa.report import study_tables as sheets
 from hansa.report.html import Detail, Picture, Section, write_report
@@ -68,12 +68,14 @@ def contents(results: StudyDisplay) -> tuple[str, list[str], list[Section]]:
     names = Names(results)
     sections: list[Section] = [
         *filter(None, [sheets.main(results, names)]),
+        *study_metrics.sections(results, names),
         *_finals(results, names),
         *party_grid.sections(results, names),
         *_curves(results, names),
         *_ranks(results, names),
         *_pairs(results, names),
         *_adversaries(results, names),
+        *_leaks(results, names),
         *_partitions(results),
         *sheets.tuning(results, names),
         *filter(None, [sheets.failures(results, names)]),
@@ -87,7 +89,7 @@ def contents(results: StudyDisplay) -> tuple[str, list[str], list[Section]]:
 def pictures(results: StudyDisplay) -> Iterator[Picture]:
     """The pictures of the report, in its order, each drawn on demand."""
     names = Names(results)
-    parts = (_finals, party_grid.sections, _curves, _ranks, _pairs, _adversaries)
+    parts = (_finals, party_grid.sections, _curves, _ranks, _pairs, _adversaries, _leaks)
     for section in itertools.chain(*(part(results, names) for part in parts), _partitions(results)):
         if isinstance(section, Picture):
             yield section
@@ -241,6 +243,21 @@ def _adversaries(results: StudyDisplay, names: Names) -> Iterator[Section]:
     caption = f"Final {_plain(results.metric)} under each attack"
     caption += "; lines are 95 % intervals." if len(results.study.seeds) > 1 else "."
     yield Picture("By adversary", caption, plots.adversaries(results.metric, panels), "adversaries")
+
+
+def _leaks(results: StudyDisplay, names: Names) -> Iterator[Section]:
+    """Accuracy against the success of a membership attack, if the study measures it."""
+    points = []
+    for setting in results.settings if results.metric == MEMBERSHIP else ():
+        for name, look in names.looks.items():
+            each = [results.estimate(f"final_{metric}", name, setting) for metric in ("accuracy", MEMBERSHIP)]
+            means = [None if one is None else one.mean for one in each]
+            if means[0] is not None and means[1] is not None:
+                label = f"{look.name}, {names.panels[setting]}" if len(results.settings) > 1 else look.name
+                points.append((label, means[0], means[1]))
+    if points:
+        caption = "Means over the seeds. Up is more accurate, right leaks more: 0.5 is a guess, 1 finds every member."
+        yield Picture("Privacy and accuracy", caption, attack_plots.tradeoff(points), "privacy")
 
 
 def _partitions(results: StudyDisplay) -> Iterator[Section]:

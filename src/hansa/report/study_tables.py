@@ -60,7 +60,7 @@ def main(results: StudyDisplay, names: Names) -> Sheet | None:
             if estimate is None and row.get(column.measure.replace("final_", "best_")) is not None:
                 estimate = Estimate(None, None, None, 0)  # was measured, but is not finite at the end
             beyond = reaches_beyond(estimate, measure_of(column.measure, results.metric))
-            cells.append(_entry(estimate, column, beyond, row["best"] if main_column and compared else strong, alike))
+            cells.append(entry(estimate, column, beyond, row["best"] if main_column and compared else strong, alike))
         out.append(cells)
     header = ["algorithm", *(["setting"] if many else []), *(column.header for column in columns)]
     return Sheet("Results", header, out, note=_note(results, out), words=1 + many,
@@ -79,11 +79,12 @@ def _columns(results: StudyDisplay, rows: Sequence[dict[str, Any]]) -> list[Colu
     spent = ["rounds_to_target", *time[:1], "bytes_to_target", "bytes_up", "bytes_down", *time[1:], "seconds"]
     out = []
     for measure in [*shown, *spent]:
-        out.append(_column(measure, metric, [_mean(row.get(measure)) for row in rows]))
+        out.append(column(measure, metric, [_mean(row.get(measure)) for row in rows]))
     return out
 
 
-def _column(measure: str, metric: str, means: Sequence[float | None]) -> Column:
+def column(measure: str, metric: str, means: Sequence[float | None]) -> Column:
+    """The column of a measure in a study that compares by `metric`; `means` decide the unit of bytes."""
     of = over_parties(measure, metric) if measure in OVER_PARTIES else measure.partition("_")[2]
     if "bytes" in measure:
         scale, name = unit(max((mean for mean in means if mean is not None), default=0.0))
@@ -132,7 +133,7 @@ def _best(
     return out
 
 
-def _entry(estimate: Estimate | None, column: Column, beyond: bool, strong: bool, alike: bool) -> TableCell:
+def entry(estimate: Estimate | None, column: Column, beyond: bool, strong: bool, alike: bool) -> TableCell:
     """Format an estimate: mean, half the interval, number of runs with a value, and marks.
 
     One mark is for an interval beyond the possible values, one for "not significantly worse than the best"."""
@@ -148,19 +149,25 @@ def _entry(estimate: Estimate | None, column: Column, beyond: bool, strong: bool
     return TableCell(f"{text} ≈" if alike else text, column.scale * estimate.mean, strong)
 
 
-def _note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> str:
-    target = results.study.target
-    seeds = len(results.study.seeds)
-    cells = [cell for row in rows for cell in row if isinstance(cell, TableCell)]
+def seeds_note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> str:
+    """How to read the estimates of a table."""
+    seeds, cells = len(results.study.seeds), [cell for row in rows for cell in row if isinstance(cell, TableCell)]
     notes = [f"Means over {seeds} seeds ± half of the 95 % interval." if seeds > 1 else "One seed: no intervals."]
     if any(cell.strong for cell in cells):
         notes.append("Bold: the best of the setting.")
+    if any(BEYOND in cell.text for cell in cells):
+        notes.append("!: the interval reaches beyond the possible values, so it is meaningless; more seeds are needed.")
+    return " ".join(notes)
+
+
+def _note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> str:
+    target = results.study.target
+    cells = [cell for row in rows for cell in row if isinstance(cell, TableCell)]
+    notes = [seeds_note(results, rows)]
     if any(cell.text.endswith("≈") for cell in cells):
         notes.append(
             f"≈: its final {title(results.metric).removesuffix(', %')} is not significantly worse than the best."
         )
-    if any(f"{BEYOND}" in cell.text for cell in cells):
-        notes.append("!: the interval reaches beyond the possible values, so it is meaningless; more seeds are needed.")
     if target is not None:
         notes.append(
             f"To target: until {title(results.metric).removesuffix(', %')} first reached "

@@ -50,6 +50,8 @@ class Progress:
     downlink: dict[str, Any] = field(default_factory=dict)  # memory of the transform of models: the aggregator's errors
     epsilon: float = 0.0  # the largest epsilon that a party has spent
     epsilons: dict[str, float] = field(default_factory=dict)  # by party name, if the parties are few
+    concepts: dict[str, float] = field(default_factory=dict)  # the best accuracy on each concept, by its first round
+    watches: dict[str, Any] = field(default_factory=dict)  # what a detector remembers of each party, by its number
     exhausted: dict[str, bool] = field(default_factory=dict)  # numbers of the parties whose budget is spent
 
 

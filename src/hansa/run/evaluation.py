@@ -15,21 +15,25 @@ from hansa.core.ask import Gathered, Reduced
 from hansa.core.determinism import threads
 from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, nearest
 from hansa.core.federation import Federation
+from hansa.core.losses import auc
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Payload
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import build, lookup
 from hansa.core.runtime import Abort, Attend, Request
+from hansa.core.stored_rows import column_of
 from hansa.core.task import Known, Pair, PartyShards
 from hansa.core.trusted import Trusted
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.function import functions, loaded
 from hansa.metrics.metric import HOW, Metric
+from hansa.metrics.names import MEMBERSHIP
 from hansa.metrics.predictions import Predictions
 from hansa.run import party_fields
 from hansa.run.exchanges import Exchanges
 
 log = logging.getLogger("hansa")
+MEMBERS = 5000  # about as many training samples are compared with test samples
 FOUND = 20  # most values of a column that become groups by themselves
 Metrics = Generator[Request, Any, dict[str, Any]]
 
@@ -50,8 +54,10 @@ class Evaluation:
     test: Pair | None
     probe: tuple[torch.Tensor, torch.Tensor] | None
     personal: bool = False  # whether each party has a model of its own
+    apart: bool = False  # whether the parts of the model lie at several parties
     trusted: Trusted | None = None
     chosen: EvaluateMetrics | None = None  # the metrics of `run.metrics`
+    losses: dict[int, float] = dataclasses.field(default_factory=dict)  # of each party, in the last evaluation
     before: torch.Tensor | None = None  # the features of the test set, before their preparation
 
     def check(self, state: State, private: bool = False) -> None:
@@ -65,7 +71,8 @@ class Evaluation:
                 "differential privacy does not cover them; use another algorithm, or no differential privacy"
             )
         run, holdings = self.exchanges.run, self.exchanges.holdings
-        self.personal = lookup("predictor", self.algorithm.predictor(state)[0]).personal  # type: ignore[attr-defined]
+        predictor: Any = lookup("predictor", self.algorithm.predictor(state)[0])
+        self.personal, self.apart = predictor.personal, predictor.joint
         if holdings.layout is not None and holdings.tests is not None and not self._joint:
             raise ConfigError(
                 f"{self.algorithm.name} does not evaluate its model (Algorithm.evaluate), so test samples of parties "
@@ -77,12 +84,19 @@ class Evaluation:
                 f"run.keep: with {self.algorithm.name} each party has a model of its own, which is not kept by round; "
                 "leave it out"
             )
-        central = self.test is not None and not self.personal
+        if run.keep == "best" and self.apart:
+            raise ConfigError(
+                f"run.keep: the parts of the model of {self.algorithm.name} stay at the parties, which keep those of "
+                "the last round; leave it out"
+            )
+        central = self.test is not None and not self.personal and not self.apart
         if stops and not central and not self._joint and (holdings.tests is None or not run.eval_parties):
             hint = f"; {self.algorithm.name} has no single model to test" if self.personal else ""
             raise ConfigError(
                 f"target, patience and keep need a test set: give the task one, or each party its own{hint}"
             )
+        if run.metric == MEMBERSHIP:
+            self._check_membership(central)
         if run.metrics:
             self._check_measured(central)
             predicts = lookup("predictor", self.algorithm.predictor(state)[0]).gives  # type: ignore[attr-defined]
@@ -90,9 +104,9 @@ class Evaluation:
 
     def _check_measured(self, central: bool) -> None:
         """Refuse chosen metrics that nobody would measure."""
-        if self.exchanges.holdings.layout is not None:
+        if self.exchanges.holdings.layout is not None or self.apart:
             raise ConfigError(
-                f"run.metrics: the parties hold different columns, so the metrics are those of {self.algorithm.name} "
+                f"run.metrics: the model is at several parties, so the metrics are those of {self.algorithm.name} "
                 "(Algorithm.evaluate); leave run.metrics out"
             )
         if not central and not self.at_parties:
@@ -133,19 +147,46 @@ class Evaluation:
         """The metrics of a published state."""
         predictor, payload = self.algorithm.predictor(published)
         metrics: dict[str, Any] = {}
+        self.losses = {}
         if self.at_parties:
             metrics |= yield from self.over_parties(round, predictor, payload)
-        if self.test is not None and not self.personal:
+        if self.test is not None and not self.personal and not self.apart:
             metrics |= self._central(self.test, predictor, payload)
         if self._joint:
             metrics |= yield from self._by_algorithm(round, published)
+        if self.exchanges.run.metric == MEMBERSHIP:
+            metrics |= {MEMBERSHIP: self._membership(predictor, payload)}
         return party_fields.with_finite(metrics)
+
+    def _membership(self, predictor: str, payload: Payload) -> float:
+        """The AUC of telling training samples from test samples by their losses (Yeom et al. 2018), in a simulation."""
+        assert self.test is not None
+        train: PartyShards = self.exchanges.holdings.train  # type: ignore[attr-defined]
+        step = max(len(train.y) // MEMBERS, 1)
+        losses = []
+        for x, y in ((train.x[::step], train.y[::step]), self.test):
+            output = build("predictor", predictor).outputs(self.objective, payload, x)
+            losses.append(self.objective.loss_of(output, y).double())
+        member = torch.cat([torch.ones(len(losses[0])), torch.zeros(len(losses[1]))])
+        area = auc(-torch.cat(losses), member)
+        assert area is not None
+        return area
+
+    def _check_membership(self, central: bool) -> None:
+        """Refuse to measure membership where training samples, test samples or one shared model are missing."""
+        train = getattr(self.exchanges.holdings, "train", None)
+        if not central or train is None or not isinstance(train.x, torch.Tensor):
+            raise ConfigError(
+                f"run.metric: {MEMBERSHIP!r} compares the losses of training samples with those of the task's test set "
+                "under one shared model; it needs a simulation, a test set, and samples in memory"
+            )
 
     @property
     def at_parties(self) -> bool:
         """Whether parties evaluate models on their own test samples: each alone, so it must have all columns."""
         holdings = self.exchanges.holdings
-        return self.exchanges.run.eval_parties and holdings.tests is not None and holdings.layout is None
+        alone = holdings.layout is None and not self.apart
+        return self.exchanges.run.eval_parties and holdings.tests is not None and alone
 
     @property
     def _joint(self) -> bool:
@@ -186,6 +227,11 @@ class Evaluation:
         except (RuntimeError, ValueError, IndexError) as error:
             raise DataError(f"the model cannot be evaluated on the test set: {error}") from error
         return metrics
+
+    def accuracy(self, test: Pair, predictor: str, payload: Payload) -> float | None:
+        """The accuracy on some test samples at the aggregator; None if the targets are numbers."""
+        with threads(self.threads):
+            return evaluate(predictor, self.objective, payload, *test).get("accuracy")
 
     def _measured_centrally(self, test: Pair, predictor: str, payload: Payload) -> dict[str, Any]:
         if self.chosen is None:
@@ -235,6 +281,8 @@ class Evaluation:
         if only is not None:
             answers = party_fields.of_parties(answers, only)
         least, name = self.exchanges.run.min_cohort, self.exchanges.holdings.name
+        if self.exchanges.run.detect is not None and phase == "evaluate":
+            self.losses = party_fields.losses(chosen, answers)
         if chosen is None:
             return party_fields.over_parties(answers, least, name)
         return party_fields.counted_over_parties(chosen, answers, least, name)
@@ -283,12 +331,7 @@ def _grouped(metric: Metric, holdings: Known, test: Pair | None) -> Metric:
         return metric
     here = [holdings.tests.x] if isinstance(holdings.tests, PartyShards) else []
     here += [] if test is None else [test[0]]
-    if not isinstance(holdings.tests, PartyShards) and holdings.tests is not None:
-        raise ConfigError(
-            f"{metric.name} by {metric.by!r}: the parties do not tell the values of a column; list them, as in "
-            "groups = [0, 1], or edges between them"
-        )
-    values = torch.cat([x[:, at].cpu() for x in here]).double()
+    values = torch.cat([column_of(x, at).cpu() for x in here]).double()
     found = torch.unique(values[values.isfinite()]).tolist()
     if not 0 < len(found) <= FOUND:
         raise ConfigError(

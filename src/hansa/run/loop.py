@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
 from hansa.core.weights import Weighting, class_weights
 from hansa.data.class_weights import ClassWeighting
+from hansa.drift import Course
 from hansa.experiment.checks import check_finetuning, check_settings, check_transforms, check_weights, fitted
 from hansa.experiment.local_work import LocalWork
 from hansa.experiment.settings import Run
@@ -30,6 +32,7 @@ from hansa.privacy import Privacy
 from hansa.run import checkpoint, hooks
 from hansa.run.checkpoint import Progress, Records, Snapshots
 from hansa.run.downlink import DownlinkCompression
+from hansa.run.drifting import DriftAlarms, DriftOfRounds
 from hansa.run.evaluation import Evaluation
 from hansa.run.exchanges import Exchanges, Steps
 from hansa.run.finetuning import TUNED, FineTuner, deliver
@@ -37,6 +40,8 @@ from hansa.run.hooks import CurrentRound
 from hansa.run.preparation import PreparationLearner, PreparedTable
 from hansa.run.stopping import StoppingRules
 from hansa.schedule import Fixed
+
+log = logging.getLogger("hansa")
 
 FUSION_MEMORY = "fusion/memory"  # the slot of the state for what fusions remember
 
@@ -64,6 +69,7 @@ class Training:
     attackers: frozenset[int] | None = None  # the attackers of a simulation
     probe: tuple[torch.Tensor, torch.Tensor] | None = None  # test samples, with the classes that attackers want
     prepared: PreparedTable | None = None  # what was learned of a table before the task could be made
+    course: Course | None = None  # of the drifts of a simulation
     called: Callable[[dict[str, Any]], str | None] | None = None  # callbacks after a round; a text stops the run
 
     def __post_init__(self) -> None:
@@ -93,6 +99,8 @@ class Training:
         self.guard = self.privacy.guard(self.algorithm, self.run, self.problem)
         if self.guard is not None:
             self.progress.privacy = self.guard.begin()
+        if self.privacy.secure is not None:
+            log.info("secure sum %r: withstands %s", self.privacy.secure.name, self.privacy.secure.withstands)
         hides = self.protocol is not None or self.privacy.secure is not None
         self.protocol = self.protocol or self.guard or self.privacy.protocol
         self.exchanges = Exchanges(
@@ -104,6 +112,10 @@ class Training:
         )
         self.state = self.published = self.algorithm.init(self.problem)
         self.evaluation.check(self.state, self.guard is not None)
+        self.drift = None if self.course is None else DriftOfRounds(self.course, self.evaluation)
+        self.alarms = None if self.run.detect is None else DriftAlarms(self.run.detect, self.holdings)
+        if self.alarms is not None:
+            self.alarms.check(self.evaluation, self.run)
         self.finetuned: dict[str, Any] | None = None  # the summary of the fine-tuning, after it
         self.tuner = self._tuner()
         self.trusted: Trusted | None = None
@@ -137,7 +149,8 @@ class Training:
                        {} if holdings.models is None else {n: o.spec for n, o in holdings.models.objectives.items()},
                        0 if holdings.public is None else len(holdings.public.x), holdings.layout,
                        holdings.empty, None if self.objective.make is None else self.objective.drawn,
-                       holdings.public is not None and holdings.public.y is not None, self._modules())  # fmt: skip
+                       holdings.public is not None and holdings.public.y is not None, self._modules(),
+                       holdings.names)  # fmt: skip
 
     def _modules(self) -> dict[str, nn.Module]:
         """The task's models by name; a single one has the name ""."""
@@ -151,6 +164,8 @@ class Training:
         active: list[hooks.RoundHook] = []
         if self.clock is not None:
             active.append(hooks.SimulatedTime(self.clock))
+        if self.drift is not None:
+            active.append(self.drift)
         if work.own or not isinstance(self.run.pace, Fixed):
             active.append(hooks.WorkOfParties(work))
         if self.run.compress is not None:
@@ -174,6 +189,8 @@ class Training:
         if self.task.class_weight is not None:
             yield from self._weigh()
         self._restore()
+        if self.drift is not None and self.progress.stopped is not None:
+            self.drift.enter(self.progress.round)  # no round follows, which would do it
         progress, began = self.progress, time.monotonic() - self.progress.seconds
         self._saved, stops = time.monotonic(), self.stopping.reason
         while progress.stopped is None:
@@ -208,7 +225,8 @@ class Training:
         if self.tuner is not None:
             self.finetuned = yield from self.tuner.steps(number, self.published)
         predictor, payload = self.predictor(self.published)
-        if self.attended is not None and lookup("predictor", predictor).personal:  # type: ignore[attr-defined]
+        kind: Any = lookup("predictor", predictor)
+        if self.attended is not None and (kind.personal or kind.kept):
             yield from deliver(self.exchanges, number, predictor, payload)
 
     def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
@@ -218,22 +236,36 @@ class Training:
 
     def _prepare(self) -> Steps:
         """Learn the task's preparation, and prepare the aggregator's own samples."""
-        learner = PreparationLearner(self.task.prepare, self.exchanges)
+        learner = PreparationLearner(self.task.prepare, self.exchanges, refusing=self._away)
         self.preparation = op, payload = yield from learner.learn(self.progress.round)
-        self.unprepared.update(learner.left_out)
+        self._note_unprepared(learner.left_out)
         self.evaluation.prepare(op, payload)
         if self.trusted is not None:
             self.trusted.x = op.transform(self.trusted.x, payload)
         self.progress.bytes_up += self.exchanges.record.bytes_up
         self.progress.bytes_down += self.exchanges.record.bytes_down
 
+    def _note_unprepared(self, left_out: dict[str, str]) -> None:
+        """Note the parties that a preparation was learned without."""
+        self.unprepared.update(left_out)
+        for party in self._away:
+            assert self.course is not None
+            self.unprepared[self.holdings.name(party)] = self.course.away(party) or ""
+
+    @property
+    def _away(self) -> frozenset[int]:
+        """The parties of a simulation that have not joined yet."""
+        return frozenset() if self.course is None else self.course.absent
+
     def _weigh(self) -> Steps:
         """Agree on the weights of the classes, and apply them to the parties' training samples and the trusted ones."""
         assert self.problem.classes is not None
         weights = class_weights(self.task.class_weight, self.problem.classes)
-        learner = PreparationLearner(ClassWeighting(self.problem.classes, weights), self.exchanges, "weigh")
+        learner = PreparationLearner(
+            ClassWeighting(self.problem.classes, weights), self.exchanges, "weigh", refusing=self._away
+        )
         op, payload = yield from learner.learn(self.progress.round)
-        self.unprepared.update(learner.left_out)
+        self._note_unprepared(learner.left_out)
         if self.trusted is not None:
             self.trusted.weights = op.weigh(self.trusted.y, payload)
             self.objective.weighting = Weighting.of(self.trusted.y)
@@ -302,6 +334,10 @@ class Training:
         number = self.progress.round
         self.published = yield from self.evaluation.publish(number, self.state, self.published)
         metrics = yield from self.evaluation.metrics(number, self.published)
+        if self.drift is not None:
+            metrics |= self.drift.forgotten(self.progress, self.algorithm, self.published)
+        if self.alarms is not None:
+            metrics |= self.alarms.hear(self.progress, self.evaluation.losses)
         line |= {name: value for name, value in metrics.items() if name not in line}
         self.stopping.compare(self.progress, line, self.published)
 

@@ -119,25 +119,39 @@ def over_parties(answers: Gathered, least: int, name: Name) -> dict[str, Any]:
     return out
 
 
+def losses(measure: EvaluateMetrics | None, answers: Gathered) -> dict[int, float]:
+    """The loss of each party on its own test samples; without parties that sent impossible counts."""
+    if measure is None:
+        return {p: r.metrics["loss"] for p, r in zip(answers.parties, answers.replies, strict=True)
+                if "loss" in r.metrics}  # fmt: skip
+    if not answers.replies:
+        return {}
+    counts = measure.stacked(answers.replies)
+    numbers = zip(answers.parties, measure.numbers(counts), measure.faults(counts), strict=True)
+    return {party: metrics["loss"] for party, metrics, fault in numbers if fault is None and "loss" in metrics}
+
+
 def counted_over_parties(measure: EvaluateMetrics, answers: Gathered, least: int, name: Name) -> dict[str, Any]:
     """As `over_parties`, for chosen metrics: those of all test samples together follow from the summed counts.
 
     A reply with impossible counts is left out, and named.
     """
-    faults = {
-        party: measure.fault(reply.tensors) for party, reply in zip(answers.parties, answers.replies, strict=True)
-    }
-    answers = of_parties(answers, [party for party, why in faults.items() if why is None])
+    counts = measure.stacked(answers.replies)
+    faults = dict(zip(answers.parties, measure.faults(counts), strict=True))
+    if any(faults.values()):
+        answers = of_parties(answers, [party for party, why in faults.items() if why is None])
+        counts = measure.stacked(answers.replies)
     rejected = {name(party): why if least == 1 else without_numbers(why) for party, why in faults.items() if why}
     out: dict[str, Any] = {"miscounted": rejected} if rejected else {}
     if len(answers.replies) < max(1, least):
         return out | {"unmeasured": f"{len(answers.replies)} parties have sent usable counts"}
-    own = [dataclasses.replace(reply, metrics=measure.numbers(reply.tensors)) for reply in answers.replies]
-    counts, parties = measure.joined(answers.replies)
+    numbers = zip(answers.replies, measure.numbers(counts), strict=True)
+    own = [Reply({}, reply.weight, metrics=metrics) for reply, metrics in numbers]
+    total, parties = measure.joined(counts, [reply.weight for reply in answers.replies])
     over = over_parties(dataclasses.replace(answers, replies=tuple(own)), least, name)
     means = [metric.key for metric in measure.metrics if metric.scalar]
     kept = {key: value for key, value in over.items() if key not in means}
-    return out | kept | measure.results(counts, parties, least)
+    return out | kept | measure.results(total, parties, least)
 
 
 def _loss(reply: Reply) -> float:

@@ -16,11 +16,12 @@ from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, check_name, fill, from_config, to_config
 from hansa.core.task import Holdings
 from hansa.core.weights import class_weights
+from hansa.drift import Drift
 from hansa.experiment.settings import Run
 from hansa.privacy import Privacy
 from hansa.sim.engine import ReferenceEngine
 
-NUMERICS = 3  # version of the random streams and of the order of samples; another version gives other bits
+NUMERICS = 4  # version of the random streams and of the order of samples; another version gives other bits
 # Settings that a resumed run may change: when it stops, and how often it saves.
 CHANGEABLE = ("rounds", "target", "metric", "patience", "min_delta", "byte_budget", "time_budget",
               "checkpoint_seconds", "baselines")  # fmt: skip
@@ -51,12 +52,13 @@ def fingerprint(holdings: Holdings, class_weight: Any = None) -> str:
 
 
 def describe(algorithm: Algorithm, run: Run, engine: ReferenceEngine, experiment: dict[str, Any] | None,
-             groups: tuple[Adversary, ...], privacy: Privacy) -> dict[str, Any]:  # fmt: skip
+             groups: tuple[Adversary, ...], privacy: Privacy,
+             drifts: tuple[Drift, ...] = ()) -> dict[str, Any]:  # fmt: skip
     """The record of a run, as `experiment.json` stores it."""
     return {
         "hansa": hansa.__version__, "algorithm": to_config(algorithm), "run": run_settings(run),
         "plan": plan(engine, run.device), "experiment": experiment, "adversary": [to_config(group) for group in groups],
-        "privacy": privacy.tree(),
+        "privacy": privacy.tree(), "drift": [to_config(drift) for drift in drifts],
     }  # fmt: skip
 
 
@@ -84,8 +86,8 @@ def check_same_run(before: dict[str, Any], now: dict[str, Any], force: bool) -> 
     # The code of a script is not recorded, and a resumed run may import the script as a module.
     code = {**now["code"], **{name: old for name, old in before.get("code", {}).items() if name in now["code"]}}
     before = {**before, "code": code, "run": run_settings(fill(Run, before["run"], where="run"))}
-    for part, changeable in (("plan", ()), ("algorithm", ()), ("adversary", ()), ("privacy", ()), ("code", ()),
-                             ("run", CHANGEABLE)):  # fmt: skip
+    for part, changeable in (("plan", ()), ("algorithm", ()), ("adversary", ()), ("drift", ()), ("privacy", ()),
+                             ("code", ()), ("run", CHANGEABLE)):  # fmt: skip
         old, new = (_fields(json.loads(json.dumps(record.get(part, []), sort_keys=True))) for record in (before, now))
         changed = [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in sorted({*old, *new})
                    if old.get(name) != new.get(name) and name not in changeable]  # fmt: skip

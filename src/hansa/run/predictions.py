@@ -41,7 +41,7 @@ def predict_file(model: SavedModel, samples: str | Path, out: str | Path, party:
         header = ("", *(name for name, _ in about["columns"]))
     wanted = WantedFeatures(tuple(about["shape"]), header, about["features"].startswith(("int", "uint")),
                             model.preparation is not None, raw)  # fmt: skip
-    with _writer(out) as write:
+    with writer(out) as write:
         for block in feature_blocks(samples, wanted, keep):
             predicted = prediction_columns(model, model.predict(block.x, party))
             if taken := [name for name in keep if name in predicted]:
@@ -83,7 +83,7 @@ def _numbered(prefix: str, values: Tensor) -> Columns:
 
 
 @contextmanager
-def _writer(out: Path) -> Iterator[Write]:
+def writer(out: Path) -> Iterator[Write]:
     """A function that appends rows to a file beside `out`, which replaces `out` at the end."""
     if out.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"--out: {out} must end in .csv or .parquet")

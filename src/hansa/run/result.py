@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,21 @@ from torch import Tensor, nn
 from hansa.artifacts import saved_model
 from hansa.artifacts.run_folder import METRICS, PERSONAL, RunFolder, write_atomic
 from hansa.core import codec
-from hansa.core.algorithm import State
+from hansa.core.algorithm import PeopleScores, State
 from hansa.core.ask import op_config
-from hansa.core.errors import ConfigError
+from hansa.core.columns import asked_people
+from hansa.core.determinism import deterministic, threads
+from hansa.core.errors import ConfigError, DataError, RoundAborted
+from hansa.core.federation import Federation
 from hansa.core.objective import Objective
 from hansa.core.other_model import OtherModel
 from hansa.core.predictor import Predictor
 from hansa.core.registry import build, to_config
+from hansa.core.runtime import complete
 from hansa.data.apply_table import TablePlan
 from hansa.report.display import LATEST, Displayed, totals
 from hansa.run.loop import Training
+from hansa.sim.runtime import Simulation
 
 log = logging.getLogger("hansa")
 PERSONAL_BYTES = 2**28  # largest size of the parties' own models that a run saves
@@ -79,10 +84,34 @@ class Result(Displayed):
             raise ConfigError(f"{self.training.algorithm.name} trains no torch module; use result.predict(x)")
         return self._final().model(party)
 
-    def predict(self, x: Any, party: int | None = None) -> Tensor:
+    def predict(self, x: Any = None, party: int | None = None, ids: Iterable[Any] | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples, which are prepared (imputed, scaled) as in training; `party`
-        says whose model, if each party has its own."""
-        return self._final().predict(x, party)
+        says whose model, if each party has its own.
+
+        A joint model, whose parts lie at several parties, is asked by the `ids` of people, in place of samples; the
+        outputs of people whom not all parties hold are NaN.
+        """
+        if (x is None) == (ids is None) or (ids is not None and party is not None):
+            raise ConfigError("give predict either samples, or ids= of people whom parties with different columns hold")
+        return self._final().predict(x, party) if ids is None else self._scores(ids)
+
+    def _scores(self, ids: Iterable[Any]) -> Tensor:
+        """The outputs of a joint model for people by their ids: the simulated parties compute them together."""
+        training, people = self.training, asked_people(ids, "")
+        algorithm, runtime = training.algorithm, training.runtime
+        if not isinstance(runtime, Simulation):
+            raise ConfigError("the parties of a federation are asked by `hansa predict --federation`")
+
+        async def ask(fed: Federation) -> PeopleScores:
+            return await algorithm.score_people(fed, self.state, people, "")
+
+        steps = training.exchanges.outside(training.progress.round, "predict", ask, algorithm.verbs)
+        with deterministic(training.run.device), threads(1):
+            try:
+                found: PeopleScores = complete(steps, runtime.answer)
+            except RoundAborted as aborted:
+                raise DataError(f"the people were not scored: {training.exchanges.explain(aborted)}") from None
+        return found.outputs.masked_fill(~found.scored[:, None], float("nan"))
 
     def fitted(self, x: Any, y: Any) -> saved_model.SavedModel:
         """The model for a new party with these samples and targets, if the parties form clusters.

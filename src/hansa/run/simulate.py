@@ -21,8 +21,9 @@ from hansa.core.objective import Objective
 from hansa.core.registry import fill
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
+from hansa.drift import Course, drifts
 from hansa.experiment.baselines import KEPT, POOLED, baseline
-from hansa.experiment.checks import NO_ATTACKS, check_augmented, check_data, check_pooled, transforms
+from hansa.experiment.checks import NO_ATTACKS, check_augmented, check_data, check_drift, check_pooled, transforms
 from hansa.experiment.settings import Run
 from hansa.experiment.sources import code_of
 from hansa.local.solver import LocalSolver
@@ -46,8 +47,8 @@ log = logging.getLogger("hansa")
 
 def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = None, resume: bool = False,
              force: bool = False, on_round: Watch | None = None, protocol: SumProtocol | None = None,
-             absent: Callable[[int, int], bool] | None = None, adversary: Any = None, privacy: Any = None,
-             track: Any = None, experiment: dict[str, Any] | None = None, alone: bool = False,
+             absent: Callable[[int, int], bool] | None = None, adversary: Any = None, drift: Any = None,
+             privacy: Any = None, track: Any = None, experiment: dict[str, Any] | None = None, alone: bool = False,
              progress: bool | None = None, callbacks: Any = (), **settings: Any) -> Result:  # fmt: skip
     """Run an algorithm on a task; all parties are simulated on this machine.
 
@@ -57,13 +58,17 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     called with the metrics line of each round. `progress=True` shows a progress bar on a terminal or in a notebook; by
     default only in a notebook, if there is no `on_round`. `absent(party, round)` says whether a party is missing in a
     round. `protocol` takes over `reduce`; it excludes `privacy`. `adversary` is an attack, or a list of attacks by one
-    group of parties each (parts, names or tables). `privacy` says how updates are protected (a `hansa.Privacy`, or a
-    table as in an experiment's [privacy]).
+    group of parties each (parts, names or tables). `drift` is what changes with the rounds: one drift or a list (parts
+    or tables). `privacy` says how updates are protected (a `hansa.Privacy`, or a table as in an experiment's
+    [privacy]).
     `track` names one tracker or a list of them ("mlflow", "mlflow:URI", parts, tables); a resumed run keeps its
     trackers if `track` is left out. `callbacks` are `hansa.Callback` objects, or functions of (line, result): they are
     called after each round, and may stop the run. `alone` keeps the run in one process, for several runs side by side.
     """
     run, protection = _check_arguments(algorithm, task, run_dir, resume, force, protocol, privacy, adversary, settings)
+    drifting = drifts(drift, run.rounds)
+    check_drift(drifting, run, task.ids is not None, task.pooled, task.prepare)
+    unprepared = task.prepare is None
     trackers, called = find_trackers(track, run_dir if resume else None), checked(callbacks)
     with deterministic(run.device), matrix_products(run.precision):
         task, prepared = prepare_table(algorithm, task, run, protection, protocol)
@@ -81,12 +86,17 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         engine = _engine(algorithm, objective, holdings, run, before, alone)
         clock, forging = run.clock(holdings), band if band is not None and band.forges else None
         clock.now += prepared.seconds if prepared is not None else 0.0
-        runtime = Simulation(engine, run.rules(objective.spec), clock, absent, recorder.path, forging, spent)
-        record = describe(algorithm, run, engine, experiment, groups, protection)
+        course = Course(drifting, holdings, run.seed, not unprepared) if drifting else None
+        if course is not None:
+            course.changed = engine.data_changed
+        runtime = Simulation(engine, run.rules(objective.spec), clock, absent, recorder.path, forging, spent, course,
+                             run.devices.relays)  # fmt: skip
+        record = describe(algorithm, run, engine, experiment, groups, protection, drifting)
         training = Training(algorithm, task, run, objective, holdings, folder, runtime, protection, protocol,
                             recorder.on_round, clock, history=recorder.history,
                             attackers=None if band is None else band.attackers,
-                            probe=None if band is None else band.probe(holdings), prepared=prepared)  # fmt: skip
+                            probe=None if band is None else band.probe(holdings), prepared=prepared,
+                            course=course)  # fmt: skip
         record |= {} if band is None else {"attackers": [holdings.name(party) for party in sorted(band.attackers)]}
         if folder is not None:
             code = code_of((algorithm, run, groups, task.prepare, task.model),
@@ -151,6 +161,11 @@ def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resu
         raise ConfigError(f"expected a hansa.Task, got {task!r}")
     check_data(algorithm, task.ids is not None)
     check_augmented(algorithm, task.augment)
+    if algorithm.continues is not None:
+        raise ConfigError(
+            f"algorithm.of_job: the job {algorithm.continues!r} is of a federation; ask a simulated network with "
+            "result.predict(ids=...)"
+        )
     if task.ids is not None and adversary:
         raise ConfigError(f"adversary: {NO_ATTACKS}")
     if resume and run_dir is None:

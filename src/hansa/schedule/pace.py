@@ -28,6 +28,11 @@ class Pace(Part):
     draws: ClassVar[bool] = False  # whether each party gets its own value
     watches: ClassVar[bool] = False  # whether the pace depends on the training loss
 
+    @property
+    def span(self) -> tuple[int, int | None]:
+        """The least and the most that the pace sets; None for no limit."""
+        return 1, None
+
     def begin(self) -> dict[str, Any]:
         """The state before the first round."""
         return {}
@@ -72,6 +77,10 @@ class Random(Pace):
         if not 1 <= self.least <= self.most:
             raise ConfigError(f"expected 1 <= least <= most, got least = {self.least} and most = {self.most}")
 
+    @property
+    def span(self) -> tuple[int, int | None]:
+        return self.least, self.most
+
     def draw(self, seed: int, round: int, party: int) -> dict[str, Any]:
         stream = rng.generator(seed, "pace", round, party)
         return {"epochs": int(stream.integers(self.least, self.most, endpoint=True))}
@@ -105,6 +114,10 @@ class AdaComm(Pace):
             raise ConfigError(f"interval must be positive, got {self.interval}")
         if not 0 < self.gamma <= 1:
             raise ConfigError(f"gamma must lie in (0, 1], got {self.gamma}")
+
+    @property
+    def span(self) -> tuple[int, int | None]:
+        return 1, self.tau0
 
     def begin(self) -> dict[str, Any]:
         return {"tau": self.tau0, "first": None, "latest": None, "next": self.interval}

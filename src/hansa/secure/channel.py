@@ -9,11 +9,15 @@ from typing import ClassVar
 
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import Part
 from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Numbers, SumLayout, WideFixedPoint, sum_width
+
+LYING = "an aggregator that lies"
+CURIOUS = "a curious aggregator that follows the protocol, not one that lies"
 
 
 def check_numbers(where: str, ranges: Mapping[str, float], bits: int, max_weight: int) -> None:
@@ -82,9 +86,12 @@ class Channel(Part):
     weighted by the number of test samples. Sums that are not updates (counts, moments) give all parties the same
     weight, and their numbers are at most `statistics`. A party whose values are larger declines with the reason;
     nothing is clipped. Replies that declare their largest value (FedMD's scores) have that range in place of `range`.
+
+    `against` is the worst aggregator that the sum withstands with its default settings, LYING or CURIOUS.
     """
 
     kind: ClassVar[str] = "secure"
+    against: ClassVar[str] = CURIOUS
 
     range: float = 16.0
     bits: int = 32
@@ -92,6 +99,12 @@ class Channel(Part):
     stochastic: bool = False
     statistics: float = 2.0**30
     widest: ClassVar[int] = WIDEST  # the most bits of a sum
+    hides: ClassVar[str | None] = None  # the op that hides a reply
+
+    @property
+    def ops(self) -> DeclaredOps:
+        """The ops of a sum, for the owners of parties to approve; None if they are not declared."""
+        return None
 
     def __post_init__(self) -> None:
         ranges = {"range": self.range, "statistics": self.statistics}
@@ -105,6 +118,11 @@ class Channel(Part):
                 "only add; use a model without BatchNorm (GroupNorm needs no counters), or no secure sum"
             )
         self._room(self.bits, problem.cohort_size, self.max_weight)
+
+    @property
+    def withstands(self) -> str:
+        """The worst aggregator that this sum withstands with its settings, LYING or CURIOUS."""
+        return self.against
 
     def least(self, parties: int) -> int:
         """The fewest of `parties` parties whose sum can be opened."""

@@ -24,13 +24,14 @@ from torch import Tensor
 from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.secure import child_process, payloads
 from hansa.secure.byte_tensors import as_bytes, as_tensor
-from hansa.secure.channel import Encoded
+from hansa.secure.channel import CURIOUS, Encoded
 from hansa.secure.encoding import Numbers
 from hansa.secure.encrypted_channel import KeyHolderChannel, ask_one, declining, opening, rows_of, sort_out
 from hansa.secure.paillier_sum import session
@@ -165,7 +166,14 @@ class CKKS(KeyHolderChannel):
     second. Any party except the holder may be missing. Needs the extra `ckks` (TenSEAL).
     """
 
+    against: ClassVar[str] = CURIOUS
     rate: ClassVar[float] = 400_000.0
+
+    hides: ClassVar[str | None] = "secure-ckks"
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp("secure-ckks-key"), OpenOp("secure-ckks"), OpenOp("secure-ckks-open"))
 
     def check(self, problem: Problem) -> None:
         _tenseal()

@@ -15,6 +15,7 @@ from torch import Tensor
 from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -22,7 +23,7 @@ from hansa.core.registry import register
 from hansa.secure import child_process, envelopes, payloads
 from hansa.secure import functional as scheme
 from hansa.secure.byte_tensors import as_bytes, as_tensor, from_rows, to_rows
-from hansa.secure.channel import Encoded
+from hansa.secure.channel import CURIOUS, Encoded
 from hansa.secure.encrypted_channel import EncryptedChannel, ask_one, leave_out, opening, rows_of, sort_out
 from hansa.secure.paillier_sum import session
 from hansa.secure.radix import Radix
@@ -149,9 +150,16 @@ class Functional(EncryptedChannel):
     digits and 768 bytes. Use it for statistics and models of a few hundred values.
     """
 
+    against: ClassVar[str] = CURIOUS
     bits: int = 16
     authority: int | None = None
     rate: ClassVar[float] = 100.0
+
+    hides: ClassVar[str | None] = "secure-functional"
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return (OpenOp("secure-functional-ready"), OpenOp("secure-functional-key"), OpenOp("secure-functional"))
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

@@ -15,10 +15,14 @@ open the sum are at least that many. Then no smaller sum that it is part of can 
 other parties are. With `active` the counted parties have different certificates, and each has signed its keys for this
 sum.
 
-Between the exchanges the secrets lie in the party's memory. At a deployed party the memory is a file; the next ask of
-the job, if there is one, removes the secrets from it. The secrets are derived from the party's own secret, which stays
-(`Party.private`). There is no forward secrecy: whoever steals a party's folder, even years later, and has recorded what
-the aggregator was sent, can open what that party sent.
+Shares are verifiable. A dealer commits to every share and to the seed of its own mask by hashes (`share_check`,
+`seed_check`). A party checks each share that it receives. A share that does not fit is not used, and its dealer is
+reported. The aggregator checks each share that it is sent, so it names a party that opens with wrong shares, and does
+without them. If true shares give another secret than the dealer committed to, the dealer lied.
+
+The secrets of a sum are derived from random bytes that the party draws when the sum begins, and forgets with its last
+reply (`session`). The shares of others lie encrypted in the party's memory, under one of these secrets. So whoever
+steals a party's folder after the sum, and has recorded all messages, cannot open what that party sent.
 """
 
 from __future__ import annotations
@@ -34,14 +38,26 @@ import torch
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
-from hansa.secure import graph, key_agreement, payloads, ring, shamir, signatures, sum_memory
-from hansa.secure.byte_tensors import as_tensor, to_table
+from hansa.secure import graph, key_agreement, payloads, ring, session, shamir, signatures, sum_memory
+from hansa.secure.byte_tensors import as_tensor, split, to_table
 from hansa.secure.channel import Encoded
-from hansa.secure.masking_terms import Terms, advertised, agreed_key, own_mask, pair_mask, survived
+from hansa.secure.masking_terms import (
+    CHECK,
+    Terms,
+    advertised,
+    agreed_key,
+    own_mask,
+    pair_mask,
+    seed_check,
+    share_check,
+    survived,
+)
 
 KEYS = 2 * key_agreement.KEY  # bytes: the key for envelopes, and the key for masks
 PAIR = 2 * shamir.SHARE  # bytes: a share of the mask key, and a share of the seed of the party's own mask
 SEALED = key_agreement.NONCE + PAIR + key_agreement.TAG
+CHECKS = 2 * CHECK  # bytes: the commitments to the two shares of a pair
+KIND = "secure"  # of the sessions of masked sums
 
 
 @register("secure-keys")
@@ -53,14 +69,13 @@ class SecureKeys(Op):
     serves: ClassVar[bool] = True
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        session = payloads.session(payload)
-        secrets = b"".join(party.private("secure", session, name) for name in ("box", "mask"))
-        keys = _public(secrets)
+        name = payloads.session(payload)
+        keys = _public(_keys(session.begin(party, KIND, name)))
         sent = {"keys": as_tensor(keys)}
         if self.active:
-            certificate, signature = signatures.sign(party, advertised(party, party.id, session, keys))
+            certificate, signature = signatures.sign(party, advertised(party, party.id, name, keys))
             sent |= {"certificate": as_tensor(certificate), "signature": as_tensor(signature)}
-        stored = {"secrets": as_tensor(secrets), "session": as_tensor(session.encode())}
+        stored = {"public": as_tensor(keys), "session": as_tensor(name.encode())}
         return Reply(sent), {**sum_memory.cleared(memory), **sum_memory.stored(stored)}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
@@ -73,7 +88,10 @@ class SecureKeys(Op):
 @register("secure-shares")
 @dataclass(frozen=True)
 class SecureShares(Op):
-    """Send each neighbour shares of the party's two secrets, in an envelope that only the neighbour can open."""
+    """Send each neighbour shares of the party's two secrets, in an envelope that only the neighbour can open.
+
+    The reply also has the commitments to all these shares, and to the seed of the party's own mask.
+    """
 
     parties: int
     threshold: float
@@ -92,10 +110,9 @@ class SecureShares(Op):
         return {"participants": min(self.neighbours + 1, self.parties)}
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        secrets, session = sum_memory.read(memory, "secrets"), sum_memory.read(memory, "session").decode()
+        own, name = sum_memory.read(memory, "public"), sum_memory.read(memory, "session").decode()
         ids = payloads.ids(payload, "ids")
-        keys = payloads.rows(payload, "keys", len(ids), KEYS)
-        own, needed = _public(secrets), self.terms.needed
+        keys, needed = payloads.rows(payload, "keys", len(ids), KEYS), self.terms.needed
         if party.id not in ids or keys[ids.index(party.id)] != own:
             raise PartyError("its own keys are not among the advertised keys that the aggregator sent")
         halves = {half for key in keys for half in (key[: key_agreement.KEY], key[key_agreement.KEY :])}
@@ -107,19 +124,18 @@ class SecureShares(Op):
                 f"at least {self.terms.fewest} must take part"
             )
         _check_cohort(party, self.terms.fewest, self.parties)
-        signers = self._signers(party, payload, session, ids, keys) if self.active else {}
+        signers = self._signers(party, payload, name, ids, keys) if self.active else {}
         transcript = self.terms.transcript(ids, b"".join(keys))
         peers = graph.neighbours(ids, self.neighbours, transcript)[party.id]
         hood = sorted((party.id, *peers))
         if len(hood) < needed:
             raise PartyError(f"it has {len(peers)} neighbours in the secure sum, and {needed - 1} are the fewest")
         party.vault.once(f"secure-shares {own.hex()}", transcript.hex())
-        seed = party.private("secure", session, "seed")
-        points = [other + 1 for other in hood]
-        split_mask, split_seed = (party.private("secure", session, f"split {name}") for name in ("mask", "seed"))
+        here, points = _opened_session(party, memory), [other + 1 for other in hood]
+        secrets, seed = _keys(here), here.secret("seed")
         pairs = zip(
-            shamir.split(secrets[key_agreement.KEY :], needed, points, split_mask),
-            shamir.split(seed, needed, points, split_seed),
+            shamir.split(secrets[key_agreement.KEY :], needed, points, here.secret("split mask")),
+            shamir.split(seed, needed, points, here.secret("split seed")),
             strict=True,
         )
         share = {other: b"".join(pair) for other, pair in zip(hood, pairs, strict=True)}
@@ -127,13 +143,18 @@ class SecureShares(Op):
         sealed = []
         for other in peers:
             key = _envelope_key(secrets, key_of[other], transcript, party.id, other)
-            nonce = party.private("secure", session, "nonce", other)[: key_agreement.NONCE]
+            nonce = here.secret("nonce", other)[: key_agreement.NONCE]
             sealed.append(key_agreement.seal(key, nonce, share[other], transcript))
+        sent = {
+            "sealed": to_table(sealed, SEALED),
+            "checks": to_table([_checks(transcript, party.id, other, share[other]) for other in hood], CHECKS),
+            "seed": as_tensor(seed_check(transcript, party.id, seed)),
+        }
         stored = {
-            "secrets": as_tensor(secrets),
-            "seed": as_tensor(seed),
+            "public": as_tensor(own),
+            "session": as_tensor(name.encode()),
             "bond": as_tensor(transcript),
-            "share": as_tensor(share[party.id]),
+            "share": as_tensor(here.lock(share[party.id])),
             "needed": torch.tensor([needed]),
             "cohort": torch.tensor([self.terms.fewest, self.parties]),
             "peers": torch.tensor(peers, dtype=torch.int64),
@@ -141,9 +162,7 @@ class SecureShares(Op):
         }
         if self.active:
             stored["signers"] = to_table([signers[other] for other in hood], signatures.KEY)
-        return Reply({"sealed": to_table(sealed, SEALED)}), {
-            **sum_memory.cleared(memory), **sum_memory.stored(stored)
-        }  # fmt: skip
+        return Reply(sent), {**sum_memory.cleared(memory), **sum_memory.stored(stored)}
 
     def _signers(self, party: Party, payload: Payload, session: str, ids: list[int],
                  keys: list[bytes]) -> dict[int, bytes]:  # fmt: skip
@@ -162,7 +181,9 @@ class SecureShares(Op):
         return out
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"sealed": ((min(self.neighbours, len(payload["ids"]) - 1), SEALED), torch.uint8)}
+        peers = min(self.neighbours, len(payload["ids"]) - 1)
+        shapes = {"sealed": (peers, SEALED), "checks": (peers + 1, CHECKS), "seed": (CHECK,)}
+        return {name: (shape, torch.uint8) for name, shape in shapes.items()}
 
 
 @register("secure-masked")
@@ -171,7 +192,8 @@ class SecureMasked(Encoded):
     """Send the inner op's reply as integers modulo 2^width, hidden by masks.
 
     One mask is the party's own. The party shares one more mask with each neighbour: one of the two adds it, the other
-    subtracts it.
+    subtracts it. `faults` in the reply marks the neighbours whose shares are invalid. They stay in the sum, because the
+    masks do not depend on shares.
     """
 
     def width(self, payload: Payload) -> int:
@@ -182,44 +204,49 @@ class SecureMasked(Encoded):
         return _inner(payload)
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        secrets, seed, transcript = (sum_memory.read(memory, name) for name in ("secrets", "seed", "bond"))
+        here, transcript = _opened_session(party, memory), sum_memory.read(memory, "bond")
+        secrets, own = _keys(here), sum_memory.read(memory, "public")
         peers, keys = sum_memory.read_ints(memory, "peers"), sum_memory.read_rows(memory, "keys", KEYS)
         key_of = dict(zip(peers, keys, strict=True))
         sent = payload.get("secure")
         sent = sent if isinstance(sent, Mapping) else {}
         sharing = payloads.ids(sent, "ids")
         envelopes = payloads.rows(sent, "sealed", len(sharing), SEALED)
+        checks = payloads.rows(sent, "checks", len(sharing), CHECKS)
         _check_cohort(party, *sum_memory.read_ints(memory, "cohort"))
         if not set(sharing) <= set(peers):
             raise PartyError("the aggregator sent shares of parties that are not its neighbours in the secure sum")
-        (needed,) = sum_memory.read_ints(memory, "needed")
-        _check_left(len(sharing) + 1, needed)
-        shares = {party.id: sum_memory.read(memory, "share")}
-        for other, envelope in zip(sharing, envelopes, strict=True):
+        shares, faults = {party.id: here.unlock(sum_memory.read(memory, "share"))}, list[bool]()
+        for other, envelope, check in zip(sharing, envelopes, checks, strict=True):
             key = _envelope_key(secrets, key_of[other], transcript, other, party.id)
-            try:
-                shares[other] = key_agreement.unseal(key, envelope, transcript)
-                for half in (shares[other][: shamir.SHARE], shares[other][shamir.SHARE :]):
-                    shamir.number(half)
-            except ValueError as error:
-                raise PartyError(f"the share of party {other} is invalid: {error}") from None
+            share = _dealt(key, envelope, transcript)
+            faults.append(share is None or _checks(transcript, other, party.id, share) != check)
+            if share is not None and not faults[-1]:
+                shares[other] = share
+        (needed,) = sum_memory.read_ints(memory, "needed")
+        _check_left(len(shares), needed)
         width = self.width(payload)
         words = self.numbers(party, _inner(payload), reply).view(np.uint64).astype(ring.word(width))
-        ring.add_mask(words, own_mask(seed, transcript))
+        ring.add_mask(words, own_mask(here.secret("seed"), transcript))
         for other in sharing:
             mask = pair_mask(secrets, key_of[other], transcript, party.id, other)
             ring.add_mask(words, mask, 1 if party.id < other else -1)
         masked = ring.pack(words, width)
-        party.vault.once(f"secure-masked {_public(secrets).hex()}", hashlib.sha256(masked.tobytes()).hexdigest())
+        party.vault.once(f"secure-masked {own.hex()}", hashlib.sha256(masked.tobytes() + bytes(faults)).hexdigest())
         hood = sorted((party.id, *peers))
+        table = b"".join(shares.get(other, bytes(PAIR)) for other in hood)
         stored = {
-            "shares": to_table([shares.get(other, bytes(PAIR)) for other in hood], PAIR),
-            "heard": torch.tensor([other in shares for other in hood], dtype=torch.uint8),
+            "shares": as_tensor(here.lock(table)),
+            "heard": torch.tensor([other == party.id or other in sharing for other in hood], dtype=torch.uint8),
+            "held": torch.tensor([other in shares for other in hood], dtype=torch.uint8),
         }
-        return Reply({"masked": torch.from_numpy(masked)}), {**memory, **sum_memory.stored(stored)}
+        out = {"masked": torch.from_numpy(masked), "faults": torch.tensor(faults, dtype=torch.uint8)}
+        return Reply(out), {**memory, **sum_memory.stored(stored)}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"masked": ((self.encoding(_inner(payload)).layout.length * self.width(payload) // 8,), torch.uint8)}
+        size = self.encoding(_inner(payload)).layout.length * self.width(payload) // 8
+        sharing = payload["secure"]["ids"] if "secure" in payload else ()
+        return {"masked": ((size,), torch.uint8), "faults": ((len(sharing),), torch.uint8)}
 
 
 @register("secure-consistent")
@@ -231,9 +258,9 @@ class SecureConsistent(Op):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         survivors = _survivors(party, payload, memory)
-        transcript, secrets = sum_memory.read(memory, "bond"), sum_memory.read(memory, "secrets")
-        data = survived(transcript, survivors)
-        party.vault.once(f"secure-consistent {_public(secrets).hex()}", hashlib.sha256(data).hexdigest())
+        data = survived(sum_memory.read(memory, "bond"), survivors)
+        own = sum_memory.read(memory, "public")
+        party.vault.once(f"secure-consistent {own.hex()}", hashlib.sha256(data).hexdigest())
         return Reply({"signature": as_tensor(signatures.sign(party, data)[1])}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
@@ -246,28 +273,30 @@ class SecureUnmask(Op):
     """Send one share for each party of the neighbourhood, so that the aggregator can remove its masks.
 
     It is a share of the seed of the party's own mask if the masked numbers of that party arrived, otherwise a share of
-    its mask key. The party then clears its memory of the sum.
+    its mask key; zeros if the party holds no share. The party forgets its secrets of the sum before it replies.
     """
 
     neighbours: int
     serves: ClassVar[bool] = True
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        survivors = _survivors(party, payload, memory)
-        peers, shares = sum_memory.read_ints(memory, "peers"), sum_memory.read_rows(memory, "shares", PAIR)
-        held, secrets = sum_memory.read_ints(memory, "heard"), sum_memory.read(memory, "secrets")
-        hood = sorted((party.id, *peers))
+        survivors, name = _survivors(party, payload, memory), sum_memory.read(memory, "session").decode()
+        hood = sorted((party.id, *sum_memory.read_ints(memory, "peers")))
         if f"{sum_memory.PREFIX}signers" in memory:
             self._check_signatures(payload, memory, hood, survivors)
-        out = []
-        for other, share, is_held in zip(hood, shares, held, strict=True):
-            half = share[shamir.SHARE :] if other in survivors else share[: shamir.SHARE]
-            out.append(half if is_held else bytes(shamir.SHARE))
-        data = b"".join(out)
-        party.vault.once(f"secure-unmask {_public(secrets).hex()}", hashlib.sha256(data).hexdigest())
+        own, question = sum_memory.read(memory, "public"), survived(sum_memory.read(memory, "bond"), survivors)
+        party.vault.once(f"secure-unmask {own.hex()}", hashlib.sha256(question).hexdigest())
+        data = session.last_answer(party, KIND, name)  # a repeated ask: the secrets are gone
+        if data is None:
+            pairs = split(_opened_session(party, memory).unlock(sum_memory.read(memory, "shares")), PAIR)
+            data = b"".join(
+                pair[shamir.SHARE :] if other in survivors else pair[: shamir.SHARE]
+                for other, pair in zip(hood, pairs, strict=True)
+            )
+            session.end(party, KIND, name, data)
         # An empty memory would not replace the stored one, so one entry stays.
         cleared = {**sum_memory.cleared(memory), **sum_memory.stored({"over": torch.ones(1)})}
-        return Reply({"shares": to_table(out, shamir.SHARE)}), cleared
+        return Reply({"shares": to_table(split(data, shamir.SHARE), shamir.SHARE)}), cleared
 
     def _check_signatures(self, payload: Payload, memory: Memory, hood: list[int], survivors: list[int]) -> None:
         """Decline unless enough other parties signed the same list of survivors."""
@@ -282,6 +311,36 @@ class SecureUnmask(Op):
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"shares": ((self.neighbours + 1, shamir.SHARE), torch.uint8)}
+
+
+def _opened_session(party: Party, memory: Memory) -> session.SessionSecrets:
+    """The session of the sum that a party's memory is about; its secrets must be those of the advertised keys."""
+    here = session.resume(party, KIND, sum_memory.read(memory, "session").decode())
+    if _public(_keys(here)) != sum_memory.read(memory, "public"):
+        raise PartyError("its memory is about an earlier secure sum of the same name, whose secrets it has forgotten")
+    return here
+
+
+def _keys(here: session.SessionSecrets) -> bytes:
+    """The secret key for envelopes and the secret key for masks."""
+    return here.secret("box") + here.secret("mask")
+
+
+def _checks(transcript: bytes, dealer: int, holder: int, pair: bytes) -> bytes:
+    """The dealer's commitments to a pair of shares."""
+    halves = ((False, pair[: shamir.SHARE]), (True, pair[shamir.SHARE :]))
+    return b"".join(share_check(transcript, dealer, holder, of_seed, half) for of_seed, half in halves)
+
+
+def _dealt(key: bytes, envelope: bytes, transcript: bytes) -> bytes | None:
+    """The pair of shares in an envelope; None if the envelope or a share is invalid."""
+    try:
+        pair = key_agreement.unseal(key, envelope, transcript)
+        for half in split(pair, shamir.SHARE):
+            shamir.number(half)
+    except ValueError:
+        return None
+    return pair if len(pair) == PAIR else None
 
 
 def _public(secrets: bytes) -> bytes:
@@ -316,16 +375,20 @@ def _inner(payload: Payload) -> Payload:
 def _survivors(party: Party, payload: Payload, memory: Memory) -> list[int]:
     """The parties of the neighbourhood whose masked numbers arrived, as the aggregator names them.
 
-    The party declines unless all of them shared secrets with it, it is one of them, and they are enough.
+    The party declines unless all of them shared secrets with it, it is one of them, and it holds valid shares of
+    enough of them.
     """
     survivors, peers = payloads.ids(payload, "survivors"), sum_memory.read_ints(memory, "peers")
     _check_cohort(party, *sum_memory.read_ints(memory, "cohort"))
-    held = sum_memory.read_ints(memory, "heard")
-    sharing = {other for other, is_held in zip(sorted((party.id, *peers)), held, strict=True) if is_held}
+    hood = sorted((party.id, *peers))
+    sharing, holds = (
+        {other for other, is_so in zip(hood, sum_memory.read_ints(memory, name), strict=True) if is_so}
+        for name in ("heard", "held")
+    )
     (needed,) = sum_memory.read_ints(memory, "needed")
     if not set(survivors) <= sharing:
         raise PartyError("the aggregator names survivors that never shared secrets with it")
     if party.id not in survivors:
         raise PartyError("it is asked to open a secure sum that it is not part of")
-    _check_left(len(survivors), needed)
+    _check_left(len(holds & set(survivors)), needed)
     return survivors

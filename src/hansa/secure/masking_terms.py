@@ -12,6 +12,8 @@ from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Party
 from hansa.secure import key_agreement
 
+CHECK = 32  # bytes of a commitment
+
 
 def min_openers(parties: int, threshold: float, active: bool = False) -> int:
     """The fewest of `parties` parties that can open a sum: the fraction `threshold`, and at least a majority.
@@ -20,6 +22,12 @@ def min_openers(parties: int, threshold: float, active: bool = False) -> int:
     """
     floor = 2 * parties // 3 + 1 if active else parties // 2 + 1
     return min(parties, max(floor, math.ceil(threshold * parties - 1e-9)))
+
+
+def _instead(active: bool) -> str:
+    """The setting that allows weaker terms, for a refusal."""
+    hint = "; or set privacy.active = false, which protects against a curious aggregator only, not against a lying one"
+    return hint if active else ""
 
 
 @dataclass(frozen=True)
@@ -39,14 +47,14 @@ class Terms:
         if not floor < self.threshold <= 1:
             raise ConfigError(
                 f"privacy.threshold must be more than {fraction} and at most 1, got {self.threshold}: otherwise two "
-                "groups of parties could each open a sum of their own"
+                f"groups of parties could each open a sum of their own{_instead(self.active)}"
             )
         if self.neighbours < self.parties - 1 and (self.neighbours < 2 or self.neighbours % 2):
             raise ConfigError(f"privacy.neighbours must be even and at least 2, got {self.neighbours}")
         if self.active and self.neighbours < self.parties - 1:
             raise ConfigError(
                 "privacy.neighbours: a lying aggregator could try keys until all neighbours of a party collude with "
-                "it; leave neighbours out with active = true, so that all parties share with all"
+                f"it; leave neighbours out, so that all parties share with all{_instead(self.active)}"
             )
 
     @property
@@ -89,6 +97,20 @@ def pair_mask(secrets: bytes, keys: bytes, transcript: bytes, party: int, other:
 def own_mask(seed: bytes, transcript: bytes) -> bytes:
     """The seed of a party's own mask, from the secret of which the others hold shares."""
     return hashlib.sha256(b"hansa own mask" + transcript + seed).digest()
+
+
+def share_check(transcript: bytes, dealer: int, holder: int, of_seed: bool, share: bytes) -> bytes:
+    """The dealer's commitment to a share of one of its two secrets.
+
+    A share is a random number of 256 bits, so its hash reveals nothing about it and fits no other share.
+    """
+    about = json.dumps([dealer, holder, of_seed]).encode()
+    return hashlib.sha256(b"hansa share" + transcript + about + share).digest()
+
+
+def seed_check(transcript: bytes, dealer: int, seed: bytes) -> bytes:
+    """The dealer's commitment to the seed of its own mask. (Its public key is the commitment to its mask key.)"""
+    return hashlib.sha256(b"hansa seed" + transcript + dealer.to_bytes(8, "little") + seed).digest()
 
 
 def agreed_key(secret: bytes, public: bytes, transcript: bytes, purpose: str) -> bytes:

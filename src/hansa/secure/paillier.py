@@ -26,6 +26,7 @@ from torch import Tensor
 
 from hansa.core.errors import DataError
 from hansa.core.stopping import go_on
+from hansa.secure.big_integers import FixedBase, power
 from hansa.secure.byte_tensors import as_bytes, from_rows, to_rows
 from hansa.secure.encoding import Numbers
 from hansa.secure.primes import Stream, prime, small_product
@@ -39,20 +40,13 @@ WINDOW = 6  # bits of the exponent per product
 def _randomiser(n: int) -> int:
     """h^n modulo n^2, with h = -x^2 and x a hash of n."""
     x = 2 + Stream(b"hansa paillier" + n.to_bytes((n.bit_length() + 7) // 8, "little")).below(n - 3)
-    return pow(-x * x % n, n, n * n)
+    return power(-x * x % n, n, n * n)
 
 
 @functools.lru_cache(maxsize=8)
-def _powers(base: int, modulus: int, bits: int) -> list[list[int]]:
-    """For each window of the exponent, the powers of the base for all values of the window."""
-    table = []
-    for _ in range(0, bits, WINDOW):
-        row = [1]
-        for _ in range(2**WINDOW - 1):
-            row.append(row[-1] * base % modulus)
-        table.append(row)
-        base = row[-1] * base % modulus
-    return table
+def _randomisers(n: int) -> FixedBase:
+    """The powers of h^n modulo n^2."""
+    return FixedBase(_randomiser(n), n * n, WINDOW)
 
 
 @dataclass(frozen=True)
@@ -100,12 +94,8 @@ class PublicKey:
                 f"a message must lie in 0 to n - 1; this one has {message.bit_length()} bits or is negative"
             )
         go_on()
-        exponent, mask = draws.bits(self.bits // 2), 2**WINDOW - 1
-        value = 1 + message * self.n
-        for row in _powers(self.hn, self.square, self.bits // 2):
-            value = value * row[exponent & mask] % self.square
-            exponent >>= WINDOW
-        return Ciphertext(value, self)
+        random = _randomisers(self.n).power(draws.bits(self.bits // 2))
+        return Ciphertext(int((1 + message * self.n) * random % self.square), self)
 
     def encode(self, number: int) -> int:
         """A signed number as a message: its remainder modulo n. Its absolute value must be below n / 2."""
@@ -202,8 +192,8 @@ class PrivateKey:
 
         As g = n + 1, the divisor is -n/p modulo p.
         """
-        power = pow(value, prime - 1, prime * prime)
-        return (power - 1) // prime * pow(-(self.p * self.q // prime), -1, prime) % prime
+        raised = power(value, prime - 1, prime * prime)
+        return (raised - 1) // prime * pow(-(self.p * self.q // prime), -1, prime) % prime
 
     def tensor(self) -> Tensor:
         """The key as bytes, for the memory of its holder."""

@@ -13,12 +13,13 @@ import torch
 from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.secure import child_process, payloads
-from hansa.secure.channel import Encoded
+from hansa.secure.channel import CURIOUS, Encoded
 from hansa.secure.encrypted_channel import (
     EncryptedChannel,
     KeyHolderChannel,
@@ -38,6 +39,9 @@ SAFE = 2048  # bits of a key that is considered safe
 def _key_name(key_bits: int) -> str:
     """The name of the private key in the holder's memory."""
     return f"secure.paillier.primes.{key_bits}"
+
+
+OPS = ("secure-paillier-key", "secure-paillier", "secure-paillier-open")
 
 
 @register("secure-paillier-key")
@@ -184,8 +188,15 @@ class Paillier(KeyHolderChannel):
     for tests.
     """
 
+    against: ClassVar[str] = CURIOUS
     key_bits: int = SAFE
     rate: ClassVar[float] = 1200.0
+
+    hides: ClassVar[str | None] = "secure-paillier"
+
+    @property
+    def ops(self) -> DeclaredOps:
+        return tuple(OpenOp.of(name, self, "key_bits") for name in OPS)
 
     def __post_init__(self) -> None:
         super().__post_init__()

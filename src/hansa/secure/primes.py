@@ -34,6 +34,14 @@ class Stream:
         drawn = hashlib.shake_256(self._count.to_bytes(8, "little") + self._secret).digest((count + 7) // 8)
         return int.from_bytes(drawn, "little") % (1 << count)
 
+    def digits(self, numbers: int, count: int, bits: int) -> list[list[int]]:
+        """Random integers as digits: `numbers` rows of `count` digits of `bits` bits, at most 16."""
+        self._count += 1
+        first = self._count.to_bytes(8, "little") + b"digits"
+        drawn = np.frombuffer(hashlib.shake_256(first + self._secret).digest(2 * numbers * count), dtype="<u2")
+        found: list[list[int]] = (drawn >> (16 - bits)).reshape(numbers, count).tolist()
+        return found
+
     def below(self, limit: int) -> int:
         """A random integer from 0 to limit - 1, within 2^-128 of uniform."""
         return self.bits(limit.bit_length() + 128) % limit

@@ -14,10 +14,10 @@ The aggregator relays the messages (`hansa.core.relay`) and sees their sizes. It
 A receiver does not accept a message that fails a check; the message counts as missing, and the reply has the reason as
 a code. The messages themselves are as private as the receivers: a sender cannot know what a receiver does with them.
 
-Keys and nonces are derived from the party's own secret (`Party.private`) and from what they encrypt. A repeated ask
-gives the same bytes, and two different messages never share a key and a nonce. The secret key lies in the party's
-memory between the asks, and `route-receive` removes it. There is no forward secrecy against a thief of the party's
-folder, as in `masking_ops`.
+Keys and nonces are derived from random bytes that the party draws for each route (`session`) and from what they
+encrypt. A repeated ask gives the same bytes, and two different messages never share a key and a nonce. The party
+forgets the random bytes when the next route of the job begins, or after a week. Whoever steals the party's folder after
+that, and has recorded all messages, cannot open them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from hansa.core.registry import register
 from hansa.core.relay import ACCEPTED, CODES, UNLIKE, UNSEALED, UNTRUSTED, message_size
 from hansa.core.reply_checks import message_fault
 from hansa.core.route_op import ROUTE, Message, Receiving, RouteOp, without_route
-from hansa.secure import envelopes, key_agreement, payloads, signatures
+from hansa.secure import envelopes, key_agreement, payloads, session, signatures
 from hansa.secure.byte_tensors import as_bytes, as_tensor, to_table
 
 log = logging.getLogger("hansa.secure")
 PREFIX = "route."  # of the names in a party's memory
+KIND = "route"  # of the sessions of routes
 DIGEST = 32  # bytes of a hash
 ENVELOPE = key_agreement.KEY + DIGEST + envelopes.OVERHEAD  # bytes
 HEADER = 2**20  # bytes: the largest header of a message (names and shapes)
@@ -58,13 +59,12 @@ class RouteKeys(Op):
     serves: ClassVar[bool] = True
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        session = payloads.session(payload)
-        secret = party.private("route", session, "key")
-        key = key_agreement.public(secret)
-        certificate, signature = signatures.sign(party, _advertised(party, party.id, session, key))
+        name = payloads.session(payload)
+        key = key_agreement.public(session.begin(party, KIND, name).secret("key"))
+        certificate, signature = signatures.sign(party, _advertised(party, party.id, name, key))
         sent = {"key": as_tensor(key), "certificate": as_tensor(certificate), "signature": as_tensor(signature)}
-        stored = {"secret": as_tensor(secret), "session": as_tensor(session.encode())}
-        return Reply(sent), {**_split(memory)[0], **{PREFIX + name: value for name, value in stored.items()}}
+        stored = {"public": as_tensor(key), "session": as_tensor(name.encode())}
+        return Reply(sent), {**split_memory(memory)[0], **{PREFIX + name: value for name, value in stored.items()}}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         sizes = {"key": key_agreement.KEY, "certificate": signatures.CERTIFICATE, "signature": signatures.SIGNATURE}
@@ -80,15 +80,15 @@ class RouteSend(Wrapper):
     update: ClassVar[str | None] = None
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
-        return {**self.inner.demands(n, without_route(payload)), "participants": len(_peers(payload, "receivers"))}
+        return {**self.inner.demands(n, without_route(payload)), "participants": len(peers_of(payload, "receivers"))}
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        own, stored = _split(memory)
-        receivers, payload, route = _peers(payload, "receivers"), without_route(payload), _route(payload)
+        own, stored = split_memory(memory)
+        receivers, payload, route = peers_of(payload, "receivers"), without_route(payload), route_of(payload)
         if route.get("sender") != party.id:
             raise PartyError("the aggregator asks it to send as another party")
-        session = _Session.of(party, self.inner, stored) if receivers else None
-        keys = {} if session is None else session.trusted_keys(route, receivers)
+        end = RouteEnd.of(party, self.inner, stored) if receivers else None
+        keys = {} if end is None else end.trusted_keys(route, receivers)
         trusted = [receiver for receiver in receivers if receiver in keys]
         reply, own = self.inner.run(party, self.inner.to_send(payload, party.id, trusted), own)
         messages = self.inner.messages(reply, trusted)
@@ -97,22 +97,22 @@ class RouteSend(Wrapper):
         for receiver in receivers:
             name = "sealed" if self.inner.broadcast else f"sealed/{receiver}"
             expected = self.inner.expects_message(payload, party.id, receiver)
-            if receiver not in keys or session is None:
+            if receiver not in keys or end is None:
                 sealed.setdefault(name, torch.zeros(message_size(expected) + envelopes.OVERHEAD, dtype=torch.uint8))
                 addressed.append(bytes(ENVELOPE))
                 continue
             message = messages[receiver]
             if id(message) not in letters:
-                letters[id(message)] = session.sealed(message, expected)
+                letters[id(message)] = end.sealed(message, expected)
                 sealed[name] = as_tensor(letters[id(message)][1])
-            addressed.append(session.envelope(receiver, keys[receiver], *letters[id(message)]))
+            addressed.append(end.envelope(receiver, keys[receiver], *letters[id(message)]))
         codes = [ACCEPTED if receiver in keys else UNTRUSTED for receiver in receivers]
         sent = {**sealed, "envelopes": to_table(addressed, ENVELOPE), CODES: torch.tensor(codes, dtype=torch.uint8)}
         kept = stored if route.get("receives") else {}
         return Reply(sent, reply.weight, {}, reply.metrics), {**own, **kept}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        receivers, sender = _peers(payload, "receivers"), _route(payload).get("sender")
+        receivers, sender = peers_of(payload, "receivers"), route_of(payload).get("sender")
         if not isinstance(sender, int):
             raise PartyError("the aggregator does not say as which party it sends")
         shapes: dict[str, Shape] = {
@@ -135,49 +135,52 @@ class RouteReceive(Receiving):
     """Open and check the messages of other parties, and run the inner op's `receive` with those that are valid."""
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
-        return {"participants": len(_peers(payload, "senders"))}
+        return {"participants": len(peers_of(payload, "senders"))}
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        own, stored = _split(memory)
-        senders, payload, route = _peers(payload, "senders"), without_route(payload), _route(payload)
+        own, stored = split_memory(memory)
+        senders, payload, route = peers_of(payload, "senders"), without_route(payload), route_of(payload)
         inbox: dict[int, Message] = {}
         if senders:
-            session = _Session.of(party, self.inner, stored)
-            inbox = session.opened(payload, route, senders)
-            party.vault.once(f"route-receive {session.public.hex()}", session.digest(route, senders))
-        codes = [ACCEPTED if sender in inbox else session.codes[sender] for sender in senders]
+            end = RouteEnd.of(party, self.inner, stored)
+            inbox = end.opened(payload, route, senders)
+            party.vault.once(f"route-receive {end.public.hex()}", end.digest(route, senders))
+        codes = [ACCEPTED if sender in inbox else end.codes[sender] for sender in senders]
         reply, own = self.inner.receive(party, payload, inbox, own)
         if reply is None or not self.inner.replies:
             reply = Reply({})
         if CODES in reply.tensors:
             raise PartyError(f"a receiver's reply cannot have a tensor called {CODES!r}")
         sent = {**reply.tensors, CODES: torch.tensor(codes, dtype=torch.uint8)}
-        # The name of the session stays, so that there is memory to stage: the secret key must not be the last word.
+        # The name of the session stays: an empty memory would not replace the stored one.
         kept = {name: value for name, value in stored.items() if name == f"{PREFIX}session"}
         return Reply(sent, reply.weight, {}, reply.metrics), {**own, **kept}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         own = self.inner.expects_reply(without_route(payload)) if self.inner.replies else {}
-        return {**own, CODES: ((len(_peers(payload, "senders")),), torch.uint8)}
+        return {**own, CODES: ((len(peers_of(payload, "senders")),), torch.uint8)}
 
 
 @dataclass(frozen=True)
-class _Session:
-    """One party's end of a route: its key, and what the route is for."""
+class RouteEnd:
+    """One party's end of a route: its secrets, its public key, and what the route is for."""
 
     party: Party
-    inner: RouteOp
+    inner: Op
     name: str
-    secret: bytes
+    here: session.SessionSecrets
     public: bytes
     codes: dict[int, int]  # why messages are refused, by sender; filled by `trusted_keys` and `opened`
 
     @classmethod
-    def of(cls, party: Party, inner: RouteOp, stored: Memory) -> _Session:
-        if not {f"{PREFIX}secret", f"{PREFIX}session"} <= set(stored):
+    def of(cls, party: Party, inner: Op, stored: Memory) -> RouteEnd:
+        if not {f"{PREFIX}public", f"{PREFIX}session"} <= set(stored):
             raise PartyError("it knows nothing of this route: an exchange was left out, or the route is over")
-        secret, name = as_bytes(stored[f"{PREFIX}secret"]), as_bytes(stored[f"{PREFIX}session"]).decode()
-        return cls(party, inner, name, secret, key_agreement.public(secret), {})
+        public, name = as_bytes(stored[f"{PREFIX}public"]), as_bytes(stored[f"{PREFIX}session"]).decode()
+        here = session.resume(party, KIND, name)
+        if key_agreement.public(here.secret("key")) != public:
+            raise PartyError("its memory is about an earlier route of the same name, whose secrets it has forgotten")
+        return cls(party, inner, name, here, public, {})
 
     def trusted_keys(self, route: Mapping[str, Any], others: Sequence[int]) -> dict[int, bytes]:
         """The keys of other parties that are signed for this route by certificates that the party trusts."""
@@ -218,15 +221,16 @@ class _Session:
         self.codes[other] = code
         log.warning("party %d of the route is refused: %s", other, reason)
 
-    def _context(self, sender: int, receiver: int) -> bytes:
+    def context(self, sender: int, receiver: int) -> bytes:
         """What an envelope is bound to: federation, job, round, ask, op, sender and receiver."""
         scope = [*self.party.vault.scope, self.party.round, self.name, codec.digest(op_config(self.inner))]
         return b"hansa route" + json.dumps([*scope, sender, receiver]).encode()
 
-    def _pair_key(self, other: bytes, sender: int, receiver: int) -> bytes:
+    def pair_key(self, other: bytes, sender: int, receiver: int, fresh: bytes = b"") -> bytes:
+        """The key that this party shares with another one for a direction; `fresh` makes it another key."""
         first, second = (self.public, other) if sender == self.party.id else (other, self.public)
-        transcript = hashlib.sha256(self._context(sender, receiver) + first + second).digest()
-        return key_agreement.agree(self.secret, other, transcript, "route")
+        transcript = hashlib.sha256(self.context(sender, receiver) + first + second + fresh).digest()
+        return key_agreement.agree(self.here.secret("key"), other, transcript, "session" if fresh else "route")
 
     def sealed(self, message: Message, expected: Mapping[str, Shape]) -> tuple[bytes, bytes]:
         """A message's own key, and the message sealed under it. The key depends on the message."""
@@ -234,18 +238,19 @@ class _Session:
         if fault is not None:
             raise PartyError(f"its own message cannot be sent: {fault}")
         data = codec.encode({name: message[name] for name in expected})
-        key = self.party.private("route", self.name, "message", hashlib.sha256(data).hexdigest())
+        key = self.here.secret("message", hashlib.sha256(data).hexdigest())
         return key, envelopes.seal(key, data)
 
     def envelope(self, receiver: int, public: bytes, key: bytes, sealed: bytes) -> bytes:
         """The key and the hash of a sealed message, for one receiver."""
         digest = hashlib.sha256(sealed).digest()
-        nonce = self.party.private("route", self.name, "nonce", receiver, (key + digest).hex())[: key_agreement.NONCE]
-        pair = self._pair_key(public, self.party.id, receiver)
-        return key_agreement.seal(pair, nonce, key + digest, self._context(self.party.id, receiver))
+        nonce = self.here.secret("nonce", receiver, (key + digest).hex())[: key_agreement.NONCE]
+        pair = self.pair_key(public, self.party.id, receiver)
+        return key_agreement.seal(pair, nonce, key + digest, self.context(self.party.id, receiver))
 
     def opened(self, payload: Payload, route: Mapping[str, Any], senders: Sequence[int]) -> dict[int, Message]:
         """The messages that pass all checks, by sender. `codes` has the reasons why others do not."""
+        assert isinstance(self.inner, RouteOp)
         keys = self.trusted_keys(route, senders)
         letters = payloads.rows(route, "envelopes", len(senders), ENVELOPE)
         table = route.get("sealed")
@@ -260,13 +265,13 @@ class _Session:
                     raise ValueError("there is no sealed message")
                 if sealed.numel() != message_size(expected) + envelopes.OVERHEAD:
                     raise DataError(f"the message has {sealed.numel()} bytes, which the op does not announce")
-                pair, data = self._pair_key(keys[sender], sender, self.party.id), as_bytes(sealed)
-                content = key_agreement.unseal(pair, letter, self._context(sender, self.party.id))
+                pair, data = self.pair_key(keys[sender], sender, self.party.id), as_bytes(sealed)
+                content = key_agreement.unseal(pair, letter, self.context(sender, self.party.id))
                 key, digest = content[: key_agreement.KEY], content[key_agreement.KEY :]
                 if hashlib.sha256(data).digest() != digest:
                     raise ValueError("the sealed message is not the one that the envelope is for")
                 message = codec.decode(key_agreement.unseal(key, data, b""), HEADER)
-                fault = message_fault(message, expected) if _tensors(message) else "it is not a table of tensors"
+                fault = message_fault(message, expected) if holds_tensors(message) else "it is not a table of tensors"
                 if fault is not None:
                     raise DataError(fault)
             except (ValueError, DataError) as reason:
@@ -285,7 +290,7 @@ def _advertised(here: Party, party: int, session: str, key: bytes) -> bytes:
     return b"hansa route key" + json.dumps([*here.vault.scope, here.round, session, party]).encode() + key
 
 
-def _split(memory: Memory) -> tuple[Memory, Memory]:
+def split_memory(memory: Memory) -> tuple[Memory, Memory]:
     """A party's memory for its ops, and what it keeps between the asks of a route."""
     parts: tuple[Memory, Memory] = ({}, {})
     for name, value in memory.items():
@@ -293,16 +298,19 @@ def _split(memory: Memory) -> tuple[Memory, Memory]:
     return parts
 
 
-def _route(payload: Payload) -> Mapping[str, Any]:
+def route_of(payload: Payload) -> Mapping[str, Any]:
+    """The entry of a payload that a runtime added for the route."""
     route = payload.get(ROUTE)
     if not isinstance(route, Mapping):
         raise PartyError("the aggregator sent no route")
     return route
 
 
-def _peers(payload: Payload, name: str) -> list[int]:
-    return payloads.ids(_route(payload), name)
+def peers_of(payload: Payload, name: str) -> list[int]:
+    """The ids of the other parties under a name of the route."""
+    return payloads.ids(route_of(payload), name)
 
 
-def _tensors(tree: Any) -> bool:
+def holds_tensors(tree: Any) -> bool:
+    """Whether a decoded message is a table of tensors."""
     return isinstance(tree, dict) and all(isinstance(value, Tensor) for value in tree.values())

@@ -6,6 +6,7 @@ see `Vault`. In a simulation the keys are derived from the run's seed.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 from hansa.core.errors import PartyError
@@ -30,15 +31,13 @@ def sign(party: Party, data: bytes) -> tuple[bytes, bytes]:
 
 def signer(party: Party, other: int, certificate: bytes) -> tuple[str, bytes]:
     """The name and the public key of another party, from its padded certificate; a PartyError if it is invalid."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     identity = party.vault.known(certificate[2 : 2 + int.from_bytes(certificate[:2], "little")])
     if identity is not None:
         return identity
-    key = Ed25519PrivateKey.from_private_bytes(_simulated_key(party.seed, other))
-    return str(other), key.public_key().public_bytes_raw()
+    return str(other), _simulated_public(party.seed, other)
 
 
+@functools.lru_cache(maxsize=2**14)  # in a simulation each party verifies the same signatures as all others
 def verify(key: bytes, data: bytes, signature: bytes) -> bool:
     """Whether the owner of the public key signed the data."""
     from cryptography.exceptions import InvalidSignature
@@ -53,3 +52,10 @@ def verify(key: bytes, data: bytes, signature: bytes) -> bool:
 
 def _simulated_key(seed: int, party: int) -> bytes:
     return hashlib.blake2b(repr((seed, "signs", party)).encode(), digest_size=KEY).digest()
+
+
+@functools.lru_cache(maxsize=2**14)
+def _simulated_public(seed: int, party: int) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(_simulated_key(seed, party)).public_key().public_bytes_raw()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.ask import Gathered
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.norms import l2_norm
@@ -42,6 +43,8 @@ class Merit(Selector):
     rate: float = 0.3
     samples: int = 100
     sees: ClassVar[bool] = True
+
+    ops: ClassVar[DeclaredOps] = ()
 
     def __post_init__(self) -> None:
         for name in ("floor", "rate"):

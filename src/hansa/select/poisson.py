@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hansa.core.algorithm import Algorithm, State
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.select.selector import Selector, SelectorState, ids
@@ -23,6 +24,8 @@ class Poisson(Selector):
 
     independent: ClassVar[bool] = True
     blind: ClassVar[bool] = True
+
+    ops: ClassVar[DeclaredOps] = ()
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
                      own_state: SelectorState) -> tuple[tuple[int, ...], SelectorState]:  # fmt: skip

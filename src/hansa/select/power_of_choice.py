@@ -11,6 +11,7 @@ import torch
 
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -63,6 +64,8 @@ class PowerOfChoice(Selector):
     batch: int = 32
     decay: int | None = None
     by_size: ClassVar[bool] = True
+
+    ops: ClassVar[DeclaredOps] = (OpenOp("loss"), OpenOp("samples"))
 
     def __post_init__(self) -> None:
         for name in ("d", "batch", "decay"):

@@ -9,6 +9,7 @@ import numpy as np
 
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.ask import Gathered
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import Part
@@ -30,6 +31,11 @@ class Selector(Part):
     blind: ClassVar[bool] = False
     independent: ClassVar[bool] = False
     sees: ClassVar[bool] = False  # whether the selector needs each update of a round (see `judged`)
+
+    @property
+    def ops(self) -> DeclaredOps:
+        """The ops that the selector asks for, for the owners of parties to approve; None if they are not declared."""
+        return None
 
     @property
     def watches(self) -> bool:

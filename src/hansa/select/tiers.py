@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.predictor import Evaluate
-from hansa.core.registry import register
+from hansa.core.registry import field_types, register
 from hansa.local import SGD, LocalSolver
 from hansa.select.selector import Ids, Selector, SelectorState, ids, trained_model_only, uniformly
 
@@ -71,6 +72,12 @@ class Tiers(Selector):
     timeout: float | None = None
     interval: int = 10
     credits: int | None = None
+
+    @property
+    def ops(self) -> DeclaredOps:
+        solver = SGD(steps=self.probe_steps)
+        fixed = [name for name in field_types(SGD) if name not in ("batch", "drop_last")]  # those of the local solver
+        return OpenOp("probe"), OpenOp.of("sgd", solver, *fixed), OpenOp("evaluate")
 
     def __post_init__(self) -> None:
         for name in ("tiers", "profile_rounds", "probe_steps", "interval", "credits"):

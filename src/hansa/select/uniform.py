@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.select.selector import Selector, SelectorState, uniformly
@@ -17,6 +18,8 @@ class Uniform(Selector):
     """Uniformly at random without replacement. McMahan et al. 2017."""
 
     blind: ClassVar[bool] = True
+
+    ops: ClassVar[DeclaredOps] = ()
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
         """Accept every algorithm: algorithms that do not select parties also run with this selector."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hansa.core.algorithm import Algorithm, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -44,6 +45,8 @@ class Weighted(Selector):
     """
 
     by_size: ClassVar[bool] = True
+
+    ops: ClassVar[DeclaredOps] = (OpenOp("samples"),)
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
                      own_state: SelectorState) -> tuple[tuple[int, ...], SelectorState]:  # fmt: skip

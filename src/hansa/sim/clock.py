@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy as np
 from hansa.core import rng
 from hansa.core.ask import Ask
 from hansa.core.op import Op, unwrap
+from hansa.core.relay import session_bytes
 from hansa.core.replies import expected_size
 from hansa.core.route_op import RouteOp
 from hansa.core.runtime import Plan
+from hansa.core.session_op import SessionOp
 from hansa.core.task import PartyShards
 from hansa.local.solver import LocalSolver
 from hansa.sim.devices import Devices
@@ -40,6 +42,8 @@ class VirtualClock:
     def __post_init__(self) -> None:
         self.devices.check(len(self.shards))
         self._absent: Array | None = None  # one flag per party; None if all are available
+        relays = self.devices.relays
+        self._relayed = None if relays is None else relays.seconds(len(self.shards))  # of each party
 
     def available(self, round: int) -> Sequence[int]:
         """The parties available at the start of a round; others cannot answer in it."""
@@ -99,6 +103,8 @@ class VirtualClock:
         devices = self.devices
         keys = keys_of(self.seed, parties, "latency", ask.round, ask.phase, ask.index)
         talk = devices.latency.draw(keys, parties)
+        if self._relayed is not None:
+            talk = talk + self._relayed[parties]
         if devices.bandwidth is not None:
             talk = talk + traffic(ask) / devices.bandwidth.draw(keys_of(self.seed, parties, "bandwidth"), parties)
         return talk
@@ -244,9 +250,14 @@ def traffic(ask: Ask) -> Array:
     assert op is not None
     total: Array = np.array(ask.sizes(), dtype=np.float64)
     if not isinstance(op, RouteOp):
-        up: Array = np.array(ask.measured(lambda party: expected_size(op, ask.payload_of(party))), dtype=np.float64)
-        return total + up
+        total += np.array(ask.measured(lambda party: expected_size(op, ask.payload_of(party))), dtype=np.float64)
     at, uploads = {party: place for place, party in enumerate(ask.parties)}, dict[Any, int]()
+    if isinstance(op, SessionOp):
+        for sender, receiver in ask.routes:
+            size = session_bytes(replace(ask, routes=((sender, receiver),)))
+            total[[at[sender], at[receiver]]] += size
+    if not isinstance(op, RouteOp):
+        return total
     for sender, receiver in ask.routes:
         shapes = op.expects_message(ask.payload_of(sender), sender, receiver)
         size = uploads[sender if op.broadcast else (sender, receiver)] = expected_size(op, ask.payload, shapes)

@@ -13,6 +13,7 @@ from hansa.core import rng
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
 from hansa.sim.distributions import Array, Constant, Distribution, keys_of
+from hansa.sim.relays import Relays
 
 MARGIN = 1e-9  # of a period; added to a wait, so that rounding cannot make a returned party absent
 
@@ -95,7 +96,8 @@ class Devices(Part):
     `availability` says which parties a round can select. A selected party drops out during the round with probability
     `dropout`. `stragglers` is the share of a round's parties that cannot finish their local work (Li et al. 2020,
     FedProx): such a party does e of its E epochs, e uniform in 1..E-1 (or of its `steps`), in the time of all E epochs.
-    The choice of stragglers depends on seed and round only, so that algorithms can be compared.
+    The choice of stragglers depends on seed and round only, so that algorithms can be compared. `relays` is the tree of
+    relays between the parties and the root, if there is one.
     """
 
     kind: ClassVar[str] = "devices"
@@ -106,6 +108,7 @@ class Devices(Part):
     availability: Availability = Always()
     dropout: float = 0.0
     stragglers: float = 0.0
+    relays: Relays | None = None
 
     def __post_init__(self) -> None:
         for name in ("dropout", "stragglers"):
@@ -113,7 +116,9 @@ class Devices(Part):
                 raise ConfigError(f"{name} must lie in 0..1, got {getattr(self, name)}")
 
     def check(self, parties: int) -> None:
-        """Raise ConfigError for a distribution that does not fit the number of parties."""
+        """Raise ConfigError for a distribution, or a tree of relays, that does not fit the number of parties."""
+        if self.relays is not None:
+            self.relays.paths(parties)
         for name, positive in (("compute", False), ("speed", True), ("latency", False), ("bandwidth", True)):
             distribution: Distribution | None = getattr(self, name)
             try:

@@ -26,11 +26,16 @@ Outcome = tuple[Reply, Memory] | str
 
 @dataclass
 class PartyWork:
-    """One party's share of an ask."""
+    """One party's share of an ask. Tickets that are trained together have `round`s of their own."""
 
     party: int
     payload: Payload
     memory: Memory
+    round: int | None = None
+
+    def in_round(self, round: int) -> int:
+        """The round of this work, in an ask of a round."""
+        return round if self.round is None else self.round
 
 
 @dataclass
@@ -102,6 +107,7 @@ class ReferenceEngine:
 
     name = "reference"
     sums: ClassVar[bool] = False  # whether the engine can sum replies itself (`partial_sums`)
+    ahead: int = 1  # tickets that `blocks` should be given at once; above 1 it must heed `PartyWork.round`
 
     def __init__(self, objective: Objective, holdings: Holdings, seed: int) -> None:
         self.objective, self.holdings, self.seed = objective, holdings, seed
@@ -155,6 +161,7 @@ class ReferenceEngine:
         """Release processes and shared memory; closing twice is fine."""
 
     def one(self, op: Op, member: PartyWork, round: int) -> Outcome:
+        round = member.in_round(round)
         with named(op, member.party, round):
             memory = {name: value.clone() for name, value in member.memory.items()}  # the op may write into it
             return perform(op, self.party(member.party, round), member.payload, memory)

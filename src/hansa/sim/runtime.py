@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -17,48 +18,51 @@ from hansa.core.determinism import threads
 from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.op import DataOp, Memory, Op, PackingOp, Payload, Replies, Reply
 from hansa.core.partial_sums import PartialSum, unsuitable
-from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, relay, weightless
+from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, conversation, relay, session_bytes, weightless
 from hansa.core.replies import Outcomes, OutcomesOrSums, arrive, combine, reply_size
 from hansa.core.reply_checks import Rules, message_fault, opener
 from hansa.core.round_record import Record
 from hansa.core.route_op import ROUTE, Inbox, Message, Outbox, RouteOp
-from hansa.core.runtime import Abort, Attend, Clock, Commit, Flight, Open, Plan, Request, Tickets, complete, shortened
+from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, Tickets, complete, shortened
+from hansa.core.session_op import Continue, SessionOp, converse
 from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, SummedBlock, named
 from hansa.sim.memories import Memories
-
-
-@dataclass
-class TimedFlight(Flight):
-    """A ticket with a simulated time of arrival. `steps` limits the party's work; `lost` says why no reply comes."""
-
-    arrives: float
-    steps: int | None = None
-    lost: str | None = None
-
-    def tree(self) -> dict[str, Any]:
-        return {"arrives": self.arrives, "steps": self.steps, "lost": self.lost}
+from hansa.sim.relays import Relays, through_relays
+from hansa.sim.tickets import TimedFlight, Trained, outcome_of
 
 
 class HostileParties(Protocol):
-    """Hostile parties: they replace outcomes of an ask (`forge`), or the reply to a ticket (`forge_one`)."""
+    """Hostile parties: they replace outcomes of an ask (`forge`), or the reply to a ticket (`forge_one`), and may train
+    another op than they are asked (`training`)."""
 
+    def training(self, party: int, op: Op, payload: Payload) -> tuple[Op, Payload]: ...
     def forge(self, ask: Ask, outcomes: Outcomes) -> Outcomes: ...
     def forge_one(self, ticket: Ticket, op: Op, payload: Payload, reply: Reply) -> Reply: ...
+
+
+class Presence(Protocol):
+    """Parties that join, leave or are away for a while, also outside the rounds."""
+
+    def away(self, party: int) -> str | None: ...
 
 
 class Simulation:
     """All parties in one process. `absent(party, round)` says which parties miss a round. A `band` of hostile parties
     changes the replies that are sent, not the parties' memory. With an `accountant`, parties keep to their privacy
-    budgets, and the record has what they have spent.
+    budgets, and the record has what they have spent. `presence` says which parties are there at all.
 
-    The parties' memory is stored in `folder`, where a checkpoint finds it; by default in a temporary file.
+    Between the parties and the root may be a tree of `relays`. The parties' memory is stored in `folder`, where a
+    checkpoint finds it; by default in a temporary file.
     """
 
     def __init__(self, engine: ReferenceEngine, rules: Rules, clock: Clock,
                  absent: Callable[[int, int], bool] | None = None, folder: Path | None = None,
-                 band: HostileParties | None = None, accountant: Accountant | None = None) -> None:  # fmt: skip
+                 band: HostileParties | None = None, accountant: Accountant | None = None,
+                 presence: Presence | None = None, relays: Relays | None = None) -> None:  # fmt: skip
+        self._paths = relays.paths(len(engine.holdings)) if relays is not None else None
         self.spending = Spending(accountant) if accountant is not None else None
         self.engine, self.rules, self.clock, self.absent, self.band = engine, rules, clock, absent, band
+        self.presence = presence
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self._folder = folder
         self.tickets: Tickets[TimedFlight] = Tickets(len(engine.holdings))
@@ -85,6 +89,8 @@ class Simulation:
             return self._next()
         if isinstance(request.op, DataOp):
             return self._prepare(request)
+        if isinstance(request.op, SessionOp):
+            return self._session(request)
         if request.verb == "route":
             return self._route(request)
         self._record.count_ask(request)
@@ -107,7 +113,7 @@ class Simulation:
         memories: dict[int, Memory] = {}
         assert ask.op is not None
         run = ask if self.band is None else replace(ask, op=opener(ask.op))
-        sums = self.engine.sums and self.band is None and self._record.each is None
+        sums = self.engine.sums and self.band is None and self._record.each is None and self._paths is None
         sums = sums and unsuitable(ask, self.rules.of(ask)) is None
 
         def outcomes() -> Iterator[Replies | PartialSum | tuple[int, Reply | str]]:
@@ -136,6 +142,8 @@ class Simulation:
         if self.band is not None:  # attackers change an update before it is packed, and no engine sums
             arriving = self._packed(ask, self.band.forge(run, cast(Outcomes, arriving)), memories)
         judged = ask if op is None else replace(ask, op=op)
+        if self._paths is not None and self._record.each is None and op is None and ask.enough is None:
+            arriving = through_relays(ask, arriving, self._paths, self.rules.of(ask))
         answer = combine(judged, arriving, self.rules, self._record, self._folder)
         return answer, {party: memory for party, memory in memories.items() if party in self._record.fused}
 
@@ -187,19 +195,35 @@ class Simulation:
         assert ask.op is not None
         here = self._here(ask, ask.parties, plan)
         for party in sorted(set(ask.parties) - set(here)):
-            yield party, plan.lost.get(party, "it did not answer")
+            yield party, self._why(party, plan)
         members = [
             PartyWork(p, plan.payload_of(ask, p), memory) for p, memory in zip(here, self._memories(here), strict=True)
         ]
         if sums:
             yield from self.engine.partial_sums(ask.op, members, ask.round, ask.uniform)
         else:
-            yield from self._perform(ask.op, members, ask.round)
+            yield from self._train(ask.op, members, ask.round)
 
     def _here(self, ask: Ask, parties: Sequence[int], plan: Plan) -> list[int]:
         """The parties that answer an ask."""
         absent = self.absent if ask.in_round else None
-        return [p for p in parties if p not in plan.lost and (absent is None or not absent(p, ask.round))]
+        here = [p for p in parties if p not in plan.lost and (absent is None or not absent(p, ask.round))]
+        return here if self.presence is None else [p for p in here if self.presence.away(p) is None]
+
+    def _why(self, party: int, plan: Plan) -> str:
+        """Why a party does not answer an ask."""
+        away = None if self.presence is None else self.presence.away(party)
+        return away or plan.lost.get(party, "it did not answer")
+
+    def _train(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        """Run an op at parties in the order of their ids. Hostile parties may run another op."""
+        if self.band is None:
+            yield from self._perform(op, members, round)
+            return
+        trained = [(own, replace(member, payload=payload)) for member in members
+                   for own, payload in [self.band.training(member.party, op, member.payload)]]  # fmt: skip
+        for own, group in itertools.groupby(trained, key=lambda pair: pair[0]):
+            yield from self._perform(own, [member for _, member in group], round)
 
     def _perform(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Charge the parties' privacy budgets, run the op with the engine, and report the spending: the sequence of
@@ -289,11 +313,69 @@ class Simulation:
         self._record.refuse(routed.refused, lambda party: f"party {party}")
         return routed
 
+    def _session(self, ask: Ask) -> Gathered:
+        """Run the generators of a session in turn, by the steps of `conversation`, without keys."""
+        plan = self._plan(ask)
+
+        def answer(step: Ask) -> Gathered:
+            assert step.op is not None
+            self._record.count_ask(step)
+            if step.op.name != KEYS:
+                return self._converse(ask, step)
+            before = self._record.bytes_up
+            replies = self._advertise(step, plan)
+            self._record.bytes_up = before + sum(map(reply_size, replies.values()))
+            return Gathered(tuple(replies), tuple(replies.values()))
+
+        replies = complete(conversation(ask), answer)
+        self._record.count_session(session_bytes(ask))
+        return replies
+
+    def _converse(self, ask: Ask, step: Ask) -> Gathered:
+        """Run `talk` at all parties of a session; their memories are staged."""
+        op = ask.op
+        assert isinstance(op, SessionOp)
+        announced = {
+            (a, b): op.expects_messages(ask.payload_of(b), a, b) for a in ask.parties for b in ask.parties if a != b
+        }
+
+        def check(sender: int, receiver: int, number: int, message: Message) -> str | None:
+            shapes = announced[sender, receiver]
+            fault = message_fault(message, dict(shapes[number])) if number < len(shapes) else "nobody expects it"
+            return fault and f"message {number} to party {receiver} cannot be sent: {fault}"
+
+        def begun(party: int, memory: Memory) -> Continue:
+            own = {name: value.clone() for name, value in memory.items()}  # the op may write into it
+            talk = op.talk(self.engine.party(party, ask.round), ask.payload_of(party), own)
+
+            def go_on(message: Message | None) -> Any:
+                try:
+                    with named(op, party, ask.round):
+                        try:
+                            return talk.send(message)
+                        except StopIteration as done:
+                            return done.value
+                except PartyError as reason:
+                    if isinstance(reason, Failure):
+                        raise
+                    return str(reason)
+
+            return go_on
+
+        memories = zip(ask.parties, self._memories(ask.parties), strict=True)
+        with threads(1):  # as a deployed party
+            outcomes = converse({party: begun(party, memory) for party, memory in memories}, check)
+        arriving = ((party, end if isinstance(end, str) else end[0]) for party, end in outcomes.items())
+        replies = combine(step, arriving, self.rules, self._record, self._folder)
+        assert isinstance(replies, Gathered)
+        self._staged.update((p, end[1]) for p, end in outcomes.items() if not isinstance(end, str) and end[1])
+        return replies
+
     def _advertise(self, step: Ask, plan: Plan) -> dict[int, Reply]:
         """Find out which parties answer; the result has replies as if they had sent keys."""
         assert step.op is not None
         here, key = set(self._here(step, step.parties, plan)), Reply(weightless(step.op.expects({})))
-        outcomes = ((p, key if p in here else plan.lost.get(p, "it did not answer")) for p in step.parties)
+        outcomes = ((p, key if p in here else self._why(p, plan)) for p in step.parties)
         advertised = combine(step, outcomes, self.rules, self._record)
         assert isinstance(advertised, Gathered)
         return dict(zip(advertised.parties, advertised.replies, strict=True))
@@ -375,20 +457,48 @@ class Simulation:
         del self.tickets.flights[flight.ticket.id]
         self.clock.now = max(self.clock.now, flight.arrives)
         party, round = flight.ticket.party, flight.ticket.round
-        outcome: Outcome = flight.lost or "it did not answer"
-        if flight.lost is None and (self.absent is None or not self.absent(party, round)):
-            member = PartyWork(party, shortened(flight.payload, flight.steps), self.memory(party))
-            op = flight.op if self.band is None else opener(flight.op)
-            for item in self._perform(op, [member], round):
-                ((_, outcome),) = item.rows({party: member}) if isinstance(item, Block) else [item]
-            if self.band is not None and not isinstance(outcome, str):
-                forged = self.band.forge_one(flight.ticket, op, flight.payload, outcome[0])
-                outcome = self._pack(flight.op, party, round, flight.payload, forged, outcome[1])
+        outcome: Outcome = self._unanswered(flight) or self._trained(flight)
+        if self.band is not None and not isinstance(outcome, str):
+            forged = self.band.forge_one(flight.ticket, opener(flight.op), flight.payload, outcome[0])
+            outcome = self._pack(flight.op, party, round, flight.payload, forged, outcome[1])
         reply = outcome if isinstance(outcome, str) else outcome[0]
         arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self.rules, self._record)
         if arrival.reply is not None and not isinstance(outcome, str) and outcome[1]:
             self._staged[party] = outcome[1]
         return self.tickets.count(arrival)
+
+    def _unanswered(self, flight: TimedFlight) -> str | None:
+        """Why a ticket is not answered; None if it is."""
+        party = flight.ticket.party
+        away = None if self.presence is None else self.presence.away(party)
+        absent = self.absent is not None and self.absent(party, flight.ticket.round)
+        return away or flight.lost or ("it did not answer" if absent else None)
+
+    def _task_of(self, flight: TimedFlight) -> tuple[Op, PartyWork]:
+        """The op that a ticket's party runs, and its work. Hostile parties may run another op."""
+        party, op, payload = flight.ticket.party, flight.op, shortened(flight.payload, flight.steps)
+        if self.band is not None:
+            op, payload = self.band.training(party, opener(op), payload)
+        return op, PartyWork(party, payload, self.memory(party), flight.ticket.round)
+
+    def _trained(self, flight: TimedFlight) -> Outcome:
+        """Charge the budget of a ticket's party, and give the outcome of its training."""
+        op, work = self._task_of(flight)
+        try:
+            self._charge(op, work)
+        except PartyError as reason:
+            return str(reason)
+        others = (
+            ()
+            if self.presence is not None
+            else (  # samples may change until the others arrive
+                other for other in self.tickets.flights.values() if self._unanswered(other) is None
+            )
+        )
+        outcome = outcome_of(self.engine, flight, self._task_of, others)
+        if not isinstance(outcome, str):
+            report_spent(op, outcome[0], self._record.spent.get(work.party))
+        return outcome
 
     def snapshot(self) -> dict[str, Any]:
         """The state for a checkpoint at the end of a round: memories on disk, tickets, clock, privacy spending."""
@@ -406,4 +516,5 @@ class Simulation:
         if self.spending is not None and tree.get("spent") is not None:
             self.spending.restore(tree["spent"])
         self.tickets.restore(tree, lambda ticket, op, payload, saved: TimedFlight(
-            ticket, op, payload, saved["arrives"], saved["steps"], saved["lost"]))  # fmt: skip
+            ticket, op, payload, saved["arrives"], saved["steps"], saved["lost"],
+            Trained.of_tree(saved["trained"]) if "trained" in saved else None))  # fmt: skip

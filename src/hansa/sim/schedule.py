@@ -94,18 +94,22 @@ def regular(solver: LocalSolver) -> bool:
     return not solver.own_batches and solver.sampler != "poisson"
 
 
-def schedule(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[int], seed: int, round: int,
+def schedule(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[int], seed: int, rounds: list[int],
              device: torch.device) -> BatchSchedule:  # fmt: skip
     """The batches that `solver.batches` returns for each of these parties, which must all have samples.
 
-    `solvers` is one solver for all parties, or one per party; they may differ in the amount of work only.
+    `solvers` is one solver for all parties, or one per party; they may differ in the amount of work only. `rounds` is
+    one round for all parties, or one per party.
     """
     if not regular(solvers[0]):
-        return _listed(solvers, shards, parties, seed, round, device)
+        return _listed(solvers, shards, parties, seed, rounds, device)
     ids = np.asarray(parties)
     shape = Shape(solvers, shards.sizes(ids), device)
     first, members = _send(device, shards.offsets[ids], ids)
-    keys = epoch_keys(rng.key(seed, "shuffle", round), members, shape.epochs) if shape.shuffles else members
+    keys = members
+    if shape.shuffles:
+        base = torch.tensor([rng.key(seed, "shuffle", round) for round in rounds], device=device)
+        keys = epoch_keys(base, members, shape.epochs)
     return BatchSchedule(shape.rows(first, keys), shape.lengths, shape.steps, shape.widths, shape.active, shape.full)
 
 
@@ -128,12 +132,13 @@ def _send(device: torch.device, *arrays: np.ndarray[Any, Any]) -> list[Tensor]:
     return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
 
 
-def _listed(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[int], seed: int, round: int,
+def _listed(solvers: Sequence[LocalSolver], shards: PartyShards, parties: list[int], seed: int, rounds: list[int],
             device: torch.device) -> BatchSchedule:  # fmt: skip
     """As `schedule`, from the lists that the solvers' `batches` returns."""
     each = solvers if len(solvers) > 1 else [solvers[0]] * len(parties)
+    at = rounds if len(rounds) > 1 else rounds * len(parties)
     batches = [solver.batches(shards.size(party), seed, round, party)
-               for solver, party in zip(each, parties, strict=True)]  # fmt: skip
+               for solver, party, round in zip(each, parties, at, strict=True)]  # fmt: skip
     steps = [len(b) for b in batches]
     lengths = np.zeros((len(parties), max(steps)), dtype=np.int64)
     for k, b in enumerate(batches):

@@ -64,7 +64,7 @@ class CommonContext(Context):
         if name in ("n", "steps", "load", "buffers", "key"):
             raise Differs(name)
         value = super().__getattribute__(name)
-        if name == "rate" and isinstance(value, Tensor):
+        if name in ("rate", "round") and isinstance(value, Tensor):
             raise Differs(name)
         return value
 
@@ -96,12 +96,19 @@ class Stack:
         self.solver.prepare(engine.objective, some, shards.targets)
         if not regular(self.solver):  # its steps may depend on more than the size
             each = self.solvers if len(self.solvers) > 1 else self.solvers * len(self.members)
-            taken = [len(solver.batches(shards.size(member.party), engine.seed, self.round, member.party))
-                     for solver, member in zip(each, self.members, strict=True)]  # fmt: skip
+            taken = [len(solver.batches(shards.size(m.party), engine.seed, m.in_round(self.round), m.party))
+                     for solver, m in zip(each, self.members, strict=True)]  # fmt: skip
             order = sorted(range(len(taken)), key=lambda k: -taken[k])
             self.members, self.solvers = [self.members[k] for k in order], [each[k] for k in order]
         self.sizes: list[int] = shards.sizes(np.array([member.party for member in self.members])).tolist()
-        rates = [solver.rate(self.round) for solver in self.solvers]
+        self.rounds = [member.in_round(self.round) for member in self.members]
+        if len(set(self.rounds)) == 1:  # one round for all: that of the ask, or of the tickets
+            self.round, self.rounds = self.rounds[0], self.rounds[:1]
+        if len(self.solvers) == 1:
+            rates = [self.solver.rate(round) for round in self.rounds]
+        else:
+            rounds = self.rounds if len(self.rounds) > 1 else self.rounds * len(self.solvers)
+            rates = [solver.rate(round) for solver, round in zip(self.solvers, rounds, strict=True)]
         self.rate: float | Tensor = rates[0]
         if len(set(rates)) > 1:
             self.rate = torch.tensor(rates, dtype=self.dtype, device=self.device)
@@ -110,7 +117,7 @@ class Stack:
     def plan(self) -> BatchSchedule:
         """Which samples the parties take at each step."""
         parties, train = [member.party for member in self.members], self.engine.holdings.train
-        return schedule(self.solvers, train, parties, self.engine.seed, self.round, self.device)
+        return schedule(self.solvers, train, parties, self.engine.seed, self.rounds, self.device)
 
     @functools.cached_property
     def steps(self) -> list[int]:
@@ -188,7 +195,7 @@ class Stack:
 
     @functools.cached_property
     def of_party(self) -> tuple[Tensor, ...]:
-        """Samples, steps, first row and key per party; and rates, if they differ."""
+        """Samples, steps, first row and key per party; and rates and rounds, if they differ."""
         offsets = self.engine.holdings.train.offsets
         first = [int(offsets[member.party]) for member in self.members]
         return (
@@ -197,12 +204,18 @@ class Stack:
             torch.tensor(first, device=self.device),
             self.base_keys,
             *([self.rate] if isinstance(self.rate, Tensor) else []),
+            *([self.each_round] if len(self.rounds) > 1 else []),
         )
+
+    @property
+    def each_round(self) -> Tensor:
+        """The round of each party, as a tensor."""
+        return torch.tensor(self.rounds, dtype=self.dtype, device=self.device)
 
     @functools.cached_property
     def base_keys(self) -> Tensor:
         """Each party's key of this round."""
-        base = torch.tensor(rng.key(self.engine.seed, "step", self.round))
+        base = torch.tensor([rng.key(self.engine.seed, "step", round) for round in self.rounds])
         return rng.fold(base, torch.tensor([member.party for member in self.members])).to(self.device)
 
     @functools.cached_property
@@ -211,8 +224,10 @@ class Stack:
         return rng.keys_of_steps(self.base_keys, self.plan.rows.shape[1])
 
     def context(self, buffers: tuple[Tensor, Tensor], n: Tensor, steps: Tensor, first: Tensor, key: Tensor,
-                *rate: Tensor) -> Context:  # fmt: skip
+                *differing: Tensor) -> Context:  # fmt: skip
         """The context of one party, inside vmap."""
+        rate = differing[0] if isinstance(self.rate, Tensor) else self.rate
+        round: Any = differing[-1] if len(self.rounds) > 1 else self.round
         shards, widest = self.engine.holdings.train, max(self.sizes)
         equal = min(self.sizes) == widest
 
@@ -224,7 +239,7 @@ class Stack:
 
         chain = self.engine.chain if self.engine.chain is not None and self.engine.chain.stacks else None
         rule = None if chain is None else functools.partial(chain_gradient, chain)
-        return Context(self.engine.objective, n, steps, self.round, rate[0] if rate else self.rate, load, buffers, key,
+        return Context(self.engine.objective, n, steps, round, rate, load, buffers, key,
                        stacked=True, rule=rule, public=self.engine.holdings.public)  # fmt: skip
 
     @functools.cached_property
@@ -289,7 +304,8 @@ class Stack:
 
     def _common(self) -> Context:
         """The context for a hook that is called once for all parties."""
-        return CommonContext(self.engine.objective, 0, 0, self.round, self.rate, _no_samples, _NO_BUFFERS, stacked=True)
+        round: Any = self.each_round if len(self.rounds) > 1 else self.round
+        return CommonContext(self.engine.objective, 0, 0, round, self.rate, _no_samples, _NO_BUFFERS, stacked=True)
 
     def train(self) -> Block:
         """Train by any solver, with its hooks mapped over the parties by vmap."""

@@ -9,6 +9,8 @@ time.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,7 @@ from hansa.core.determinism import threads
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Around, Op, Replies, Wrapper, completed, unwrap
+from hansa.core.predictor import Evaluate
 from hansa.core.sums import BLOCK
 from hansa.core.task import Holdings
 from hansa.local.solver import Batch, Context, LocalSolver
@@ -84,6 +87,11 @@ class StackedEngine(ReferenceEngine):
             return "one party at a time, which convolutions and recurrent nets prefer on a CPU"
         return f"up to {self.chunk} parties at once by vmap"
 
+    @property
+    def ahead(self) -> int:  # type: ignore[override]
+        """One full chunk per core: more tickets at once would not train faster."""
+        return self.chunk * self.lanes
+
     def look(self) -> None:
         """Examine the model once: whether it mixes rows, and whether it is a chain."""
         if not self._looked:
@@ -106,7 +114,7 @@ class StackedEngine(ReferenceEngine):
 
     def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         if not isinstance(unwrap(op)[1], LocalSolver):
-            yield from super().blocks(op, members, round)
+            yield from self._together(op, members, round)
             return
         for at in range(0, len(members), self.window):
             window = members[at : at + self.window]
@@ -118,15 +126,22 @@ class StackedEngine(ReferenceEngine):
                         stacks.append(done)
                     else:
                         alone[done[0]] = done[1]
-            if len(alone) < len(window) and all(isinstance(outcome, str) for outcome in alone.values()):
-                yield from alone.items()
-                yield merge(stacks)
-            else:
-                by_party = {member.party: member for member in window}
-                for stack in stacks:
-                    alone.update(stack.rows(by_party))
-                for member in window:
-                    yield member.party, alone[member.party]
+            yield from in_order(window, stacks, alone)
+
+    def _together(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        """Run an op that does not train: an evaluation for many parties at once, if it can; others for one by one."""
+        for at in range(0, len(members), self.window):
+            window, replies = members[at : at + self.window], None
+            if isinstance(op, Evaluate) and len(window) > 1:
+                with contextlib.suppress(Exception), threads(1):  # alone, the party that declines or fails is named
+                    replies = op.run_stack([self.party(m.party, m.in_round(round)) for m in window],
+                                           [m.payload for m in window], [m.memory for m in window])  # fmt: skip
+            if replies is None:
+                yield from super().blocks(op, window, round)
+                continue
+            done = set(replies.parties)
+            rest = super().blocks(op, [member for member in window if member.party not in done], round)
+            yield from in_order(window, [Block(replies, {})], dict(item for item in rest if isinstance(item, tuple)))
 
     def arrange(self, op: Op, members: list[PartyWork]) -> list[list[PartyWork]]:
         """Divide parties into chunks, each sorted by the number of steps, the longest first.
@@ -158,6 +173,8 @@ class StackedEngine(ReferenceEngine):
                 batch = solver.at(member.payload.get("work") or {}).plan[2]
                 alike.setdefault((size, min(size, batch or size)), []).append(member)
             groups = list(alike.values())
+        if self.records:  # a recording has one round
+            groups = [[m for m in group if m.round == round] for group in groups for round in rounds_of(group)]
         chunks: list[list[PartyWork]] = []
         for group in groups:
             waves = -(-len(group) // (self.lanes * self.width(solver)))
@@ -183,14 +200,14 @@ class StackedEngine(ReferenceEngine):
                 ready[member.party] = member
         begun: dict[int, list[Around]] = {party: [] for party in ready}  # the wrappers, each at its inner op
         for layer in layers:
-            parties = [self.party(party, round) for party in ready]
             works = list(ready.values())
+            parties = [self.party(work.party, work.in_round(round)) for work in works]
             arounds = layer.arounds(parties, [work.payload for work in works], [work.memory for work in works])
             for member, around in zip(works, arounds, strict=True):
                 begun[member.party].append(around)
                 try:
-                    with named(op, member.party, round):
-                        ready[member.party] = PartyWork(member.party, next(around), member.memory)
+                    with named(op, member.party, member.in_round(round)):
+                        ready[member.party] = dataclasses.replace(member, payload=next(around))
                 except PartyError as reason:
                     if isinstance(reason, Failure):
                         raise
@@ -208,7 +225,7 @@ class StackedEngine(ReferenceEngine):
             for party, outcome in outcomes:
                 try:
                     if not isinstance(outcome, str):
-                        with named(op, party, round):
+                        with named(op, party, ready[party].in_round(round)):
                             for around in reversed(begun[party]):
                                 outcome = completed(around, *outcome)
                 except PartyError as reason:
@@ -221,11 +238,11 @@ class StackedEngine(ReferenceEngine):
         """A trained chunk after the wrappers around the solver, still stacked; None if they need each party alone."""
         if any(type(layer).after_stack is Wrapper.after_stack for layer in layers):
             return None
-        kept = {member.party: member.memory for member in members}
+        works = {member.party: member for member in members}
         ids = block.replies.parties
         for layer in reversed(layers):
-            parties = [self.party(party, round) for party in ids]
-            memories = [{**kept[party], **block.remembered(k)} for k, party in enumerate(ids)]
+            parties = [self.party(party, works[party].in_round(round)) for party in ids]
+            memories = [{**works[party].memory, **block.remembered(k)} for k, party in enumerate(ids)]
             try:
                 done = layer.after_stack(parties, block.replies, memories)
             except Exception:  # each party alone: the one that declines or fails is named
@@ -249,7 +266,7 @@ class StackedEngine(ReferenceEngine):
                 return Stack(self, solvers, members, round).descend(chain, rule)
             if chain is not None and self.width(solver) == 1:
                 return [
-                    (m.party, base.train(self.party(m.party, round), m.payload, m.memory, chain.alone))
+                    (m.party, base.train(self.party(m.party, m.in_round(round)), m.payload, m.memory, chain.alone))
                     for m in original
                 ]
             if (self.records or self.width(solver) > 1) and self._stackable():
@@ -309,6 +326,25 @@ class StackedEngine(ReferenceEngine):
         return self._refused is None
 
 
+def in_order(members: list[PartyWork], stacks: list[Block],
+             alone: dict[int, Outcome]) -> Iterator[Block | tuple[int, Outcome]]:  # fmt: skip
+    """The outcomes of parties in stacks and alone: one stack, or one by one if a party alone has a reply."""
+    if len(alone) < len(members) and all(isinstance(outcome, str) for outcome in alone.values()):
+        yield from alone.items()
+        yield merge(stacks)
+        return
+    by_party = {member.party: member for member in members}
+    for stack in stacks:
+        alone.update(stack.rows(by_party))
+    for member in members:
+        yield member.party, alone[member.party]
+
+
+def rounds_of(members: list[PartyWork]) -> list[int | None]:
+    """The rounds of members of a chunk, each once."""
+    return list(dict.fromkeys(member.round for member in members))
+
+
 def by_hooks(op: Op) -> bool:
     """Whether an engine may call the hooks of a solver and its wrappers one by one.
 
@@ -334,7 +370,7 @@ def resolved(solver: LocalSolver, members: list[PartyWork]) -> tuple[list[LocalS
         payload = {name: value for name, value in member.payload.items() if name != "work"}
         if first is None or payload.keys() != first.keys() or any(payload[k] is not first[k] for k in payload):
             first = payload
-        rest.append(PartyWork(member.party, first, member.memory))
+        rest.append(dataclasses.replace(member, payload=first))
     same = all(work == works[0] for work in works)
     return [solver.at(works[0])] if same else [solver.at(work) for work in works], rest
 

@@ -32,6 +32,7 @@ from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stacked import ROOM, StackedEngine, cores
 
 ERRORS: dict[str, type[HansaError]] = {kind.__name__: kind for kind in (ConfigError, DataError, PartyError, Failure)}
+WAVES = 4  # tickets per worker that are trained at once, where each trains alone
 SLOTS = 64  # largest number of parties at a time where each trains alone
 OPEN = ROOM // SLOTS  # most bytes of shared memory for a tensor whose size is open
 _ALIGN = 64
@@ -106,6 +107,11 @@ class WorkersEngine(ReferenceEngine):
     def name(self) -> str:  # type: ignore[override]
         return "workers" if type(self.inner) is ReferenceEngine else self.inner.name
 
+    @property
+    def ahead(self) -> int:  # type: ignore[override]
+        """As many tickets as the inner engine trains at once; single parties in a few waves."""
+        return max(self.inner.ahead, WAVES * self.workers)
+
     def plan(self) -> dict[str, Any]:
         return self.inner.plan()  # the same bits, so the same plan
 
@@ -131,7 +137,7 @@ class WorkersEngine(ReferenceEngine):
         spec, initial = self.objective.spec, self.objective.initial
         fresh = _size(solver.remember(spec, initial)) + len(layers) * _size(initial._asdict())
         memory = max(fresh, *(_size(member.memory) for member in members))
-        common = _common(members)
+        common = common_names(members)
         own = max(_size({n: v for n, v in member.payload.items() if n not in common}) for member in members)
         apart = max(answer, own) + memory + 16 * _ALIGN
         apart = -(-apart // _ALIGN) * _ALIGN
@@ -162,7 +168,7 @@ class WorkersEngine(ReferenceEngine):
     def _train(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Have the workers train a window of parties: the longest chunk first, each to the next free worker."""
         assert self._room is not None
-        names = _common(members)
+        names = common_names(members)
         shared, _ = self._room.lay({name: members[0].payload[name] for name in names}, 0, self._head)
         common = {"op": op_config(op), "round": round, "payload": shared}
         slot_of = {member.party: slot for slot, member in enumerate(members)}
@@ -175,6 +181,8 @@ class WorkersEngine(ReferenceEngine):
             parties = [member.party for member in chunk]
             slots = [slot_of[party] for party in parties]
             tree = {"parties": torch.tensor(parties), "slots": torch.tensor(slots), **common}
+            if any(member.round is not None for member in chunk):
+                tree["rounds"] = torch.tensor([member.in_round(round) for member in chunk])
             if any(member.memory or len(member.payload) > len(names) for member in chunk):
                 tree["own"] = [self._own_part(member, slot_of[member.party], names) for member in chunk]
             return codec.encode(tree)
@@ -315,7 +323,8 @@ class WorkersEngine(ReferenceEngine):
         round = message["round"]
         shared = self._room.read(message["payload"])
         slots = dict(zip(message["parties"].tolist(), message["slots"].tolist(), strict=True))
-        members = [PartyWork(party, shared, {}) for party in slots]
+        rounds = message["rounds"].tolist() if "rounds" in message else [None] * len(slots)
+        members = [PartyWork(party, shared, {}, own) for party, own in zip(slots, rounds, strict=True)]
         for member, own in zip(members, message.get("own", []), strict=False):
             # The reply will overwrite the slot, so copy the party's inputs first.
             member.memory = _copy(self._room.read(own["memory"]))
@@ -396,7 +405,7 @@ def _answer_size(op: Op, payload: Payload) -> int:
     return sum((min(size, OPEN) if open_size else size) + _ALIGN for size, open_size in sizes)
 
 
-def _common(members: list[PartyWork]) -> set[str]:
+def common_names(members: list[PartyWork]) -> set[str]:
     """The names under which all payloads hold the same object."""
     first = members[0].payload
     others = [member.payload for member in members if member.payload is not first]

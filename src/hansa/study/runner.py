@@ -18,6 +18,7 @@ from hansa.study.cell import Cell
 from hansa.study.inputs import modules_of
 from hansa.study.notebook import NotebookBoard
 from hansa.study.pool import LOG, CellRun, InProcessRunner, Pool, PoolWatcher, SilentWatcher, copy_finished, locked
+from hansa.study.ray_pool import RayPool
 from hansa.study.results import Results, Trial, outcome_of
 from hansa.study.spec import Study, cores, lay, parse_study
 from hansa.study.tracking import track_study
@@ -38,10 +39,15 @@ def run_study(study: Study, watch: PoolWatcher | None = None) -> Results:
     check_data(cells)
     modules = sorted({module for cell in cells for module in modules_of(cell.experiment)})
     jobs = study.jobs or (1 if any(cell.experiment.run.device != "cpu" for cell in cells) else cores())
+    check_cluster(study, cells, modules)
     with locked(folder) as lock:
         for name in ("cells", "trials"):
             (folder / name).mkdir(exist_ok=True)
-        pool = InProcessRunner() if jobs == 1 or MAIN in modules else Pool(jobs, folder / LOG, lock, modules)
+        pool: InProcessRunner | Pool | RayPool
+        if study.ray is not None:
+            pool = RayPool(study.ray, study.jobs, modules)
+        else:
+            pool = InProcessRunner() if jobs == 1 or MAIN in modules else Pool(jobs, folder / LOG, lock, modules)
         try:
             trials: list[Trial] = []
             if len(study.candidates(study.algorithms[0].label)) > 1 or study.tune:
@@ -61,6 +67,19 @@ def run_study(study: Study, watch: PoolWatcher | None = None) -> Results:
         results = replace(results, study=replace(study, metric=results.metric))
         results.save()
     return results
+
+
+def check_cluster(study: Study, cells: Sequence[Cell], modules: Sequence[str]) -> None:
+    """Refuse what a study does not do on a cluster."""
+    if any(cell.experiment.run.engine.name == "ray" for cell in cells):
+        raise ConfigError(
+            "run.engine: each run of a study uses one process, and the engine 'ray' several; leave it out, and do the "
+            "runs on a cluster with study.ray (--ray)"
+        )
+    if study.ray is not None and MAIN in modules:
+        raise ConfigError("study.ray: other machines cannot import functions of __main__; put them into a module")
+    if study.ray is not None and any(cell.experiment.run.device != "cpu" for cell in cells):
+        raise ConfigError("study.ray: its runs use CPUs; leave run.device out, or leave study.ray out")
 
 
 def cell_run(cell: Cell, folder: Path) -> CellRun:
@@ -95,6 +114,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     tune: Mapping[str, Sequence[Any]] | None = None,
     jobs: int | None = None,
+    ray: str | None = None,
     folder: str | Path | None = None,
     data_dir: str | None = None,
     task: Any = None,
@@ -106,9 +126,9 @@ def compare(
 
     This is the same study as with `hansa compare`. `baselines` are "local-only" and "centralised". Runs are stored in
     `folder` (by default runs/NAME, with the name of the study), so a second call with more algorithms or seeds does
-    only the new runs. `more` are dotted fields for all runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1,
-    "run.eval_every": 5}`. Pass your own data as `dataset="my_module:function"`; a Task made of arrays has no
-    configuration that could identify its runs.
+    only the new runs. With `ray`, the address of a Ray cluster, runs are done there. `more` are dotted fields for all
+    runs, as `--set` takes them: `**{"algorithm.local.lr": 0.1, "run.eval_every": 5}`. Pass your own data as
+    `dataset="my_module:function"`; a Task made of arrays has no configuration that could identify its runs.
     `track` names trackers, as for `simulate`; they receive the study and its report at the end. In a notebook, a line
     below the cell shows the progress.
     """
@@ -120,7 +140,7 @@ def compare(
     if isinstance(algorithms, (str, Part)):
         algorithms = [algorithms]
     fields = {"algorithms": algorithms, "baselines": baselines, "partitions": partitions, "adversaries": adversaries,
-              "grid": grid, "tune": tune, "target": target, "metric": metric, "jobs": jobs,
+              "grid": grid, "tune": tune, "target": target, "metric": metric, "jobs": jobs, "ray": ray,
               "seeds": seeds if isinstance(seeds, int) else list(seeds)}  # fmt: skip
     settings = {"task.dataset": dataset, "task.model": model, "task.data_dir": data_dir, "partition.parties": parties,
                 "run.rounds": rounds, "run.cohort": cohort}  # fmt: skip
@@ -156,7 +176,8 @@ def named(study: Study, folder: Path | None, under: str = "runs") -> Study:
     a different study gets a different folder."""
     if not study.name:
         text = json.dumps(
-            {**study.tree, "study": {k: v for k, v in study.tree["study"].items() if k != "jobs"}}, sort_keys=True
+            {**study.tree, "study": {k: v for k, v in study.tree["study"].items() if k not in ("jobs", "ray")}},
+            sort_keys=True,
         )
         dataset = study.tree["task"].get("dataset", "files")
         dataset = dataset.get("name", "data") if isinstance(dataset, Mapping) else str(dataset).replace(":", "-")

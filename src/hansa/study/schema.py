@@ -47,6 +47,7 @@ def study_table(builder: SchemaBuilder) -> Schema:
         "tune": {**FIELDS, "description": "Fields to tune first, and the values to try."},
         "tune_seeds": {**COUNT, "description": "Number of seeds for tuning.", "default": 1},
         "jobs": {**COUNT, "description": "Number of runs in parallel. Default: one per core."},
+        "ray": {"type": "string", "description": "Ray cluster for the runs: auto, local or HOST:PORT."},
     }
     return {
         "type": "object",

@@ -16,13 +16,13 @@ from hansa.core.errors import ConfigError, nearest
 from hansa.core.functions import REFERENCE, searching
 from hansa.core.registry import from_config, lookup, nest, registered, to_config
 from hansa.experiment.baselines import BASELINES, KEPT, POOLED, baseline
-from hansa.experiment.config import TABLES, merge, read_toml
+from hansa.experiment.config import TABLES, VALUES, merge, read_toml
 from hansa.experiment.settings import measured
 from hansa.study.cell import Cell
 from hansa.track.tracker import Tracker, trackers
 
 KEYS = ("name", "algorithms", "baselines", "partitions", "adversaries", "grid", "seeds", "target", "metric", "tune",
-        "tune_seeds", "jobs")  # fmt: skip
+        "tune_seeds", "jobs", "ray")  # fmt: skip
 # The field that a number after a partition's name sets, as in "dirichlet:0.1".
 SHORT = {"dirichlet": "alpha", "quantity": "alpha", "shards": "per_party", "similarity": "similarity", "noise": "sigma",
          "iid": "parties"}  # fmt: skip
@@ -62,6 +62,7 @@ class Study:
     tune: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     tune_seeds: int = 1
     jobs: int | None = None
+    ray: str | None = None  # the address of a cluster for the runs
     place: str = "."
     folder: Path | None = None
     track: tuple[Tracker, ...] = ()
@@ -169,7 +170,8 @@ def _parse_study(tree: Mapping[str, Any], name: str, place: str) -> Study:
         _axis("adversary", options.get("adversaries"), tree.get("adversary")),
         _fields(options.get("grid", {}), "grid"), _seeds(options.get("seeds", 1), run.get("seed", 0)), target, metric,
         _fields(options.get("tune", {}), "tune"), _count(options.get("tune_seeds", 1), "tune_seeds"),
-        None if options.get("jobs") is None else _count(options["jobs"], "jobs"), place, track=track,
+        None if options.get("jobs") is None else _count(options["jobs"], "jobs"),
+        _address(options.get("ray")), place, track=track,
     )  # fmt: skip
     sizes = {choice.label: len(study.candidates(choice.label)) for choice in algorithms}
     if len(set(sizes.values())) > 1:
@@ -178,6 +180,14 @@ def _parse_study(tree: Mapping[str, Any], name: str, place: str) -> Study:
             f"study.tune: every algorithm gets the same number of candidates, so that tuning is fair ({counts})"
         )
     return study
+
+
+def _address(value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise ConfigError(
+            f"study.ray must be the address of a Ray cluster: 'auto', 'local' or HOST:PORT; got {value!r}"
+        )
+    return value
 
 
 def _with_task(tree: dict[str, Any], divided: bool) -> dict[str, Any]:
@@ -204,9 +214,9 @@ def lay(tree: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(tree)
     for name, change in over.items():
         old = out.get(name)
-        if isinstance(old, str) and isinstance(change, Mapping):
+        if name not in VALUES and isinstance(old, str) and isinstance(change, Mapping):
             old = {"name": old}
-        if isinstance(old, Mapping) and isinstance(change, str) and name != "name":
+        if name not in {"name", *VALUES} and isinstance(old, Mapping) and isinstance(change, str):
             change = {"name": change}
         if isinstance(old, Mapping) and isinstance(change, Mapping):
             renamed = "name" in old and "name" in change and old["name"] != change["name"]

@@ -68,6 +68,7 @@ class _MetricCheck:
     def run(self) -> None:
         self.form()
         self.sums()
+        self.stacks()
         self.values()
         self.nothing()
         self.lies()
@@ -100,6 +101,22 @@ class _MetricCheck:
             assert self.same(self.metric.value(total), self.metric.value(self.counts)), (
                 f"{self.where}: {parts} parties together have another value than all samples"
             )
+
+    def stacks(self) -> None:
+        """Counts, values and samples of many parties at once are those of each party; one of the parties has none."""
+        owner = torch.arange(SAMPLES) % 4
+        counts = self.metric.stacked_counts(self.all.owned(owner.numpy(), 5))
+        each = [self.metric.counts(self.all.where(owner == k)) for k in range(5)]
+        assert torch.allclose(counts, torch.stack(each), rtol=TOLERANCE, atol=TOLERANCE), (
+            f"{self.where}: stacked_counts differs from counts"
+        )
+        values = list(self.metric.stacked_values(counts))
+        assert self.same(values, [self.metric.value(own) for own in counts]), (
+            f"{self.where}: stacked_values differs from value"
+        )
+        assert self.metric.stacked_samples(counts).tolist() == [self.metric.samples(own) for own in counts], (
+            f"{self.where}: stacked_samples differs from samples"
+        )
 
     def same(self, first: Any, second: Any) -> bool:
         if isinstance(first, float) and isinstance(second, float):

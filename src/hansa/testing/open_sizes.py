@@ -35,6 +35,10 @@ class ResizingParty:
     def __init__(self, over: bool) -> None:
         self.over, self.count = over, 0
 
+    def training(self, party: int, op: Op, payload: Payload) -> tuple[Op, Payload]:
+        """Train as asked."""
+        return op, payload
+
     def forge(self, ask: Ask, outcomes: Outcomes) -> Outcomes:
         """The outcomes of an ask, with the reply of the hostile party resized."""
         assert ask.op is not None

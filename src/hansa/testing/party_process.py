@@ -23,8 +23,10 @@ from hansa.core.errors import HansaError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Party, Reply
 from hansa.experiment.config import parse
+from hansa.net.party.post import PostOffice
 from hansa.privacy import spent as accountant
-from hansa.testing.processes import LIMIT
+from hansa.secure.byte_tensors import as_bytes, as_tensor
+from hansa.testing.processes import EXCHANGE, LIMIT
 from hansa.transforms.downlink import opened_payload
 
 
@@ -55,6 +57,20 @@ def write_message(stream: BinaryIO, tree: Any) -> None:
     data = codec.encode(tree)
     stream.write(len(data).to_bytes(8, "little") + data)
     stream.flush()
+
+
+class StdioPost(PostOffice):
+    """Mailboxes at the process that started this one: a request goes to standard output, in place of an answer."""
+
+    def __init__(self, answers: BinaryIO) -> None:
+        self._answers = answers
+
+    def _sent(self, body: bytes) -> bytes:
+        write_message(self._answers, {EXCHANGE: as_tensor(body)})
+        response = read_message(sys.stdin.buffer)
+        if response is None:
+            raise PartyError("the session has ended")
+        return as_bytes(response[EXCHANGE])
 
 
 class StdioParty:
@@ -127,6 +143,8 @@ def serve(party: StdioParty) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a model that prints must not write among the answers
     while (message := read_message(sys.stdin.buffer)) is not None:
         try:
+            if party.party is not None:
+                party.party.post = StdioPost(answers)
             reply = party.handle(message)
         except Exception as error:  # a failure is reported; the process and the run go on
             reply = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"}

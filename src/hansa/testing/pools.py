@@ -109,7 +109,7 @@ class NetworkPool:
             source = "hansa.testing:party_columns" if data == "columns" else "hansa.testing:party_samples"
             if data == "columns":
                 (folder / name).mkdir()
-                (folder / name / "party.toml").write_text("matches = 1000\n")
+                (folder / name / "party.toml").write_text("matches = 1000\nfuzzy = true\n")
             words = ["join", self.federation.url, "--token-file", str(token), "--data", source,
                      "--state", str(folder / name)]  # fmt: skip
             commands.append((name, words, {"HANSA_TESTING_PARTY": str(number)}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket
 from hansa.core.errors import AlgorithmError, DataError, ReplayError, RuntimeFailure
 from hansa.core.journal import Journal
 from hansa.core.op import Reply
-from hansa.core.relay import SEND, relay
+from hansa.core.relay import SEND, SESSION, conversation, relay, session_bytes
 from hansa.core.replies import arrive, combine
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Malformed, Record
@@ -34,8 +34,13 @@ from hansa.core.runtime import (
     complete_async,
     shortened,
 )
+from hansa.core.session_op import SessionOp
+from hansa.net.aggregator.sessions import Mailboxes
+from hansa.net.transport.wire import SessionCall, pack, unpack
+from hansa.secure.byte_tensors import as_bytes, as_tensor
 
 LIMIT = 1 << 32  # most bytes of a message
+EXCHANGE = "exchange"  # the entry of a request to the mailboxes of a session, and of its response
 
 
 class PartyProcess:
@@ -52,21 +57,29 @@ class PartyProcess:
             *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
 
-    async def call(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a message and wait for the answer. A process that has ended counts as a party that does not answer."""
+    async def call(self, message: dict[str, Any],
+                   exchange: Callable[[bytes], Awaitable[bytes]] | None = None) -> dict[str, Any]:  # fmt: skip
+        """Send a message and wait for the answer. A process that has ended counts as a party that does not answer.
+
+        `exchange` answers the requests that a party makes to the mailboxes of a session before it answers.
+        """
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise RuntimeFailure(f"the process of party {self.id} was not started")
         async with self._turn:
             try:
-                data = codec.encode(message)
-                process.stdin.write(len(data).to_bytes(8, "little") + data)
-                await process.stdin.drain()
-                length = int.from_bytes(await process.stdout.readexactly(8), "little")
-                if length > LIMIT:
-                    self.kill()  # the rest of the stream cannot be read
-                    return {"malformed": f"its answer is {length} bytes long, over the limit of {LIMIT}"}
-                answer = codec.decode(await process.stdout.readexactly(length))
+                while True:
+                    data = codec.encode(message)
+                    process.stdin.write(len(data).to_bytes(8, "little") + data)
+                    await process.stdin.drain()
+                    length = int.from_bytes(await process.stdout.readexactly(8), "little")
+                    if length > LIMIT:
+                        self.kill()  # the rest of the stream cannot be read
+                        return {"malformed": f"its answer is {length} bytes long, over the limit of {LIMIT}"}
+                    answer = codec.decode(await process.stdout.readexactly(length))
+                    if exchange is None or not isinstance(answer, dict) or EXCHANGE not in answer:
+                        break
+                    message = {EXCHANGE: as_tensor(await exchange(as_bytes(answer[EXCHANGE])))}
             except (asyncio.IncompleteReadError, ConnectionError):
                 return {"failed": "its process has ended"}
             except DataError as error:
@@ -159,6 +172,8 @@ class ProcessRuntime:
         if self.clock is not None:
             self.clock.now += plan.lasts
         self._record.seconds = plan.seconds
+        if isinstance(request.op, SessionOp):
+            return await self._session(request, plan)
         if request.verb == "route":
             return await self._route(request, plan)
         return self._record.timed(await self._collect(request, plan))
@@ -172,6 +187,12 @@ class ProcessRuntime:
                 names = self._fused if party in self._record.fused else self._dropped
                 names.setdefault(party, []).append(_name(ask))
         return answer
+
+    async def _session(self, ask: Ask, plan: Plan) -> Gathered:
+        """Let the parties exchange messages within one ask, sealed as in a deployment."""
+        replies = await complete_async(conversation(ask), lambda step: self._collect(step, plan))
+        self._record.count_session(session_bytes(ask))
+        return replies
 
     async def _route(self, ask: Ask, plan: Plan) -> Routed:
         """Relay messages between parties, sealed as in a deployment. The ask of the route has the simulated time."""
@@ -187,7 +208,8 @@ class ProcessRuntime:
     async def _outcomes(self, ask: Ask, plan: Plan) -> dict[int, dict[str, Any]]:
         """The parties' raw answers: from the journal if the ask was answered before, else from the parties."""
         stored = self.journal.recall(ask) if self.journal is not None else None
-        answers = await asyncio.gather(*(self._call(ask, party, plan) for party in ask.parties))
+        session = Mailboxes.of(ask) if ask.op is not None and ask.op.name == SESSION else None
+        answers = await asyncio.gather(*(self._call(ask, party, plan, session) for party in ask.parties))
         outcomes = dict(zip(ask.parties, answers, strict=True))
         if stored is not None:
             return {party: self._replayed(ask, party, stored[str(party)], outcomes[party]) for party in ask.parties}
@@ -205,13 +227,23 @@ class ProcessRuntime:
             self._dropped.setdefault(party, []).append(_name(ask))
         return before
 
-    async def _call(self, ask: Ask, party: int, plan: Plan) -> dict[str, Any]:
+    async def _call(self, ask: Ask, party: int, plan: Plan, session: Mailboxes | None = None) -> dict[str, Any]:
         message = ask.message(party)
         if party in plan.lost:
             return {"failed": plan.lost[party]}
         message["payload"] = shortened(message["payload"], plan.steps.get(party))
         dropped = self._dropped.pop(party, [])  # so that the party does not build on a rejected reply
-        return await self.parties[party].call({"type": "ask", "id": _name(ask), "drop": dropped, **message})
+        message = {"type": "ask", "id": _name(ask), "drop": dropped, **message}
+        if session is None:
+            return await self.parties[party].call(message)
+
+        async def exchange(body: bytes) -> bytes:
+            return pack(await session.serve(party, unpack(body, SessionCall, LIMIT)))
+
+        try:
+            return await self.parties[party].call(message, exchange)
+        finally:
+            session.gone.setdefault(party)
 
     async def _settle(self, keep: bool) -> None:
         """Tell the parties which of their replies were fused; memory staged under other asks is dropped."""

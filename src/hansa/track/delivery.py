@@ -136,11 +136,14 @@ class Delivery:
 
     def _wait(self, hurry: Callable[[], bool]) -> str:
         """Wait for the thread to end; return why the wait ended before, or ""."""
-        began = progressed = heard = time.monotonic()
+        began = progressed = heard = looked = time.monotonic()
         failures, left, reports, noticed = self._failures, len(self._waiting), self._sink.busy_reports, False
         while self._thread.is_alive():
             self._thread.join(0.02)
             now = time.monotonic()
+            if (stopped := now - looked) > self.tracker.wait / 2:  # this process did not run, nor did the thread
+                began, progressed, heard = began + stopped, progressed + stopped, heard + stopped
+            looked = now
             if hurry():
                 self._thread.join(0.5)
                 return "there was no time left"

@@ -151,8 +151,9 @@ def params(info: RunInfo) -> dict[str, str]:
         return flat(tree)
     tables = {"algorithm": record.get("algorithm"), "run": record.get("run"), "task": tree.get("task"),
              "partition": tree.get("partition")}  # fmt: skip
-    if record.get("adversary"):
-        tables["adversary"] = record["adversary"]
+    for name in ("adversary", "drift"):
+        if record.get(name):
+            tables[name] = record[name]
     return flat({name: value for name, value in tables.items() if value})
 
 

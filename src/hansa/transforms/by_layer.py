@@ -33,6 +33,7 @@ class ByLayer(RowTransform):
     patterns: tuple[str, ...] = ("*",)
     transforms: tuple[Transform, ...] = (IdentityTransform(),)
     spans: tuple[tuple[int, ...], ...] = ()
+    varies: ClassVar[tuple[str, ...]] = ("spans",)
     layered: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

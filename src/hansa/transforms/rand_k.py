@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class RandK(Sparsifier):
     scaled: bool = True
     shared: bool = False
     draw: int = 0
+    varies: ClassVar[tuple[str, ...]] = ("draw",)
 
     @property
     def adds(self) -> bool:  # type: ignore[override]

@@ -39,6 +39,7 @@ class Transform(Part):
     contracts: ClassVar[bool] = False
     remembers: ClassVar[bool] = False  # whether the sender remembers numbers of a vector for the next one
     layered: ClassVar[bool] = False  # whether it needs to know the layers of a vector
+    varies: ClassVar[tuple[str, ...]] = ()  # fields that a run sets: `of_model` and `in_round` do
     sparse: ClassVar[bool] = False  # whether most numbers are left out: right for updates, not for models
 
     @property

@@ -28,7 +28,7 @@ Look = tuple[Mapping[str, Any], Mapping[str, Sequence[Line]]]
 
 NUMBERS = ("round", "asked", "replies", "bytes_up", "bytes_down", "simulated_seconds", "seconds", "epsilon", "delta")
 METRICS = re.compile(r"(train_)?loss|accuracy|auc|rmse|mae|r2|party_(accuracy|loss)_(mean|worst_tenth|spread)|"
-                     r"attack_success")  # fmt: skip
+                     r"attack_success|forgetting")  # fmt: skip
 LONGEST = 300  # characters of a reason
 CHOSEN = 8  # metrics of `run.metrics` that are shown
 MANY = 50  # parties of a round that are shown with a reason
@@ -46,9 +46,10 @@ class Source(Protocol):
 
 
 def shown(line: Mapping[str, Any]) -> Line:
-    """The part of a metrics line that the page shows: numbers about the whole round, and why parties are not in it.
+    """The part of a metrics line that the page shows: numbers about the whole round, and why parties are not in it,
+    and which ones gave an alarm.
 
-    Numbers about single parties (their metrics, a fusion's findings) are left out.
+    Numbers about single parties (their metrics, a fusion's findings, the losses of an alarm) are left out.
     """
     out: Line = {}
     for name, value in line.items():
@@ -65,6 +66,8 @@ def shown(line: Mapping[str, Any]) -> Line:
             first = list(line[name].items())[:MANY]
             out[name] = {str(party): str(why)[:LONGEST] for party, why in first}
             out[f"{name}_count"] = len(line[name])
+    if line.get("alarms"):
+        out["alarms"] = [str(party)[:LONGEST] for party in list(line["alarms"])[:MANY]]
     return out
 
 

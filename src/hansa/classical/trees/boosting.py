@@ -25,6 +25,7 @@ from hansa.core.algorithm import Problem, State
 from hansa.core.ask import Reduced
 from hansa.core.budget import Budget
 from hansa.core.class_counts import ClassCounts
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.params import Params
@@ -62,6 +63,14 @@ class Boosting(TreeEnsemble):
     sigma: float = 0.0
     epsilon: float | None = None
     delta: float = 1e-5
+
+    @property
+    def ops(self) -> DeclaredOps:
+        if self.sigma:
+            own = OpenOp.of("private-histograms", self, "min_rows", "sigma", "epsilon", "delta")
+        else:
+            own = OpenOp.of("gradient-histograms", self, "min_rows")
+        return (*(super().ops or ()), own)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,8 +131,9 @@ class Boosting(TreeEnsemble):
         before = TreeArrays.of(slots["trees"], bins)
         sums = self._asker(fed, slots, bins, before)
         table, rule = TreeTable(1), self._rule(slots)
-        growth = Growth(sums.ask, bins, sums.features, rule, lambda found: self._value(rule, found), self.max_depth,
-                        self.leaves if self.growth == "leaves" else None, subtract=not self.sigma)  # fmt: skip
+        growth = Growth(sums.ask, bins, sums.features, rule, lambda found: boosting_value(rule, self.lr, found),
+                        self.max_depth, self.leaves if self.growth == "leaves" else None,
+                        subtract=not self.sigma)  # fmt: skip
         outputs = gradients.outputs_of(slots["loss"], slots["classes"])
         try:
             await growth.grow(table, range(outputs))
@@ -158,14 +168,8 @@ class Boosting(TreeEnsemble):
         return _RoundSums(fed, op, bins, np.sort(drawn), payload, slots["points"], slots["held"], self.patience)
 
     def _rule(self, slots: Mapping[str, Any]) -> SplitRule:
-        unit = 2.0 ** -slots["bits"]
-        return SplitRule(1, slots["loss"] == "squared", slots["bound"] * unit, unit, self.l2, self.gamma,
-                         self.min_samples, self.min_weight)  # fmt: skip
-
-    def _value(self, rule: SplitRule, sums: Any) -> Any:
-        g, h, _ = rule.parts(sums)
-        below = h + self.l2
-        return -self.lr * g / below if below > 0 else 0.0 * g
+        return boosting_rule(slots["loss"], slots["bound"], slots["bits"], self.l2, self.gamma, self.min_samples,
+                             self.min_weight)  # fmt: skip
 
     def finished(self, state: State) -> bool:
         return bool(state.slots["done"])
@@ -173,6 +177,20 @@ class Boosting(TreeEnsemble):
     def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
         names = ("classes", "loss", "bins", "trees", "base")
         return "trees", {name: state.slots[name] for name in names if name in state.slots}
+
+
+def boosting_rule(loss: str, bound: float, bits: int, l2: float, gamma: float, min_samples: int,
+                  min_weight: float) -> SplitRule:  # fmt: skip
+    """How boosting judges splits, from sums in units of 2^-bits."""
+    unit = 2.0**-bits
+    return SplitRule(1, loss == "squared", bound * unit, unit, l2, gamma, min_samples, min_weight)
+
+
+def boosting_value(rule: SplitRule, lr: float, sums: Any) -> Any:
+    """The value of a leaf: -lr G / (H + l2)."""
+    g, h, _ = rule.parts(sums)
+    below = h + rule.l2
+    return -lr * g / below if below > 0 else 0.0 * g
 
 
 @dataclass

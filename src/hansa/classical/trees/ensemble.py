@@ -18,6 +18,7 @@ from hansa.classical.trees.histograms import TreeOp
 from hansa.classical.trees.table import MOST_DEPTH, TreeArrays
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.ask import Reduced
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
@@ -54,6 +55,12 @@ class TreeEnsemble(Algorithm):
     span: tuple[float, ...] = ()
     trains: ClassVar[bool] = False
     takes_missing: ClassVar[bool] = True
+
+    @property
+    def ops(self) -> DeclaredOps:
+        names = ("class-counts", "target-range", "category-counts", "beyond-edges", "value-profile", "rank-counts",
+                 "sample-count", "quantile-summary")  # fmt: skip
+        return tuple(map(OpenOp, names))
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_depth <= MOST_DEPTH:
@@ -155,9 +162,13 @@ class TreesPredictor(Predictor):
         trees = TreeArrays.of(payload["trees"], bins)
         margins = np.tile(payload["base"].cpu().numpy(), (len(rows), 1))
         trees.add_to(margins, bins.codes(rows), bins)
-        if loss == "forest":
-            margins /= max(1, len(trees.roots))
-            margins = np.log(np.maximum(margins, 1e-15)) if classes else margins + payload["centre"]
-        elif loss == "logistic":
-            margins = np.concatenate([np.zeros_like(margins), margins], 1)
-        return torch.from_numpy(margins).to(x.device)
+        scores = scores_of(margins, loss, classes, len(trees.roots), payload.get("centre", 0.0))
+        return torch.from_numpy(scores).to(x.device)
+
+
+def scores_of(margins: Array, loss: str, classes: int, trees: int, centre: float) -> Array:
+    """The scores of classes, or numbers, from the sums of the trees' values."""
+    if loss == "forest":
+        means = margins / max(1, trees)
+        return np.log(np.maximum(means, 1e-15)) if classes else means + centre
+    return np.concatenate([np.zeros_like(margins), margins], 1) if loss == "logistic" else margins

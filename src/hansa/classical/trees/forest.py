@@ -27,6 +27,7 @@ from hansa.classical.trees.table import TreeArrays, TreeTable
 from hansa.classical.trees.targets import mean_and_bound
 from hansa.core import rng
 from hansa.core.algorithm import Problem, State
+from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.params import Params
@@ -57,6 +58,12 @@ class RandomForest(TreeEnsemble):
     columns: float | None = None
     bootstrap: bool = True
     growth: str = "shared"
+
+    @property
+    def ops(self) -> DeclaredOps:
+        sums = tuple(OpenOp.of(name, self, "min_rows") for name in ("forest-histograms", "out-of-bag"))
+        grown = OpenOp.of("grow-forest", self, "min_rows", "max_depth", "min_samples")
+        return (*(super().ops or ()), *(sums if self.growth == "shared" else (grown,)))
 
     def __post_init__(self) -> None:
         super().__post_init__()

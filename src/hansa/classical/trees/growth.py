@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hansa.classical.trees.bins import Bins
-from hansa.classical.trees.splits import Split, SplitRule, best_splits
+from hansa.classical.trees.splits import NodeSplit, SplitRule, best_splits
 from hansa.classical.trees.table import TreeArrays, TreeTable
 
 Array = np.ndarray[Any, Any]
@@ -25,10 +25,10 @@ class OpenNode:
     node: int
     depth: int
     sums: Array
-    split: Split | None = None
+    split: NodeSplit | None = None
 
 
-Pair = tuple[OpenNode, Split, tuple[int, int]]  # a node, its split and its children
+Pair = tuple[OpenNode, NodeSplit, tuple[int, int]]  # a node, its split and its children
 
 
 @dataclass

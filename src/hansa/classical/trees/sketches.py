@@ -102,7 +102,7 @@ class SampleCount(Op):
     """The number of samples, as the weight of an empty reply."""
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        return Reply({}, weight=len(party.samples("statistics")[0])), memory
+        return Reply({}, weight=len(party.rows("statistics")[0])), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {}
@@ -111,16 +111,18 @@ class SampleCount(Op):
 async def merged_cuts(fed: Federation, features: Sequence[int], bins: int, points: int) -> list[list[float]]:
     """Cuts at the quantiles of merged summaries; between neighbouring values where there are at most `bins` of them."""
     parts = await _summaries(fed, features, {party: points for party in fed.cohort})
-    found = []
-    for per_party in parts:
-        values, counts = _merged(per_party)
-        if len(values) <= bins:
-            found.append(((values[:-1] + values[1:]) / 2).tolist())
-            continue
-        ranks = np.cumsum(counts)
-        wanted = np.arange(1, bins) * (ranks[-1] / bins)
-        chosen = np.unique(np.searchsorted(ranks, wanted - 1e-9))
-        found.append(values[chosen[chosen < len(values) - 1]].tolist())
+    return [spread_cuts(*_merged(per_party), bins) for per_party in parts]
+
+
+def spread_cuts(values: Array, counts: Array, bins: int) -> list[float]:
+    """Cuts between different values: all neighbours if they are at most `bins`, at quantiles otherwise."""
+    if len(values) <= bins:
+        between: list[float] = ((values[:-1] + values[1:]) / 2).tolist()
+        return between
+    ranks = np.cumsum(counts)
+    wanted = np.arange(1, bins) * (ranks[-1] / bins)
+    chosen = np.unique(np.searchsorted(ranks, wanted - 1e-9))
+    found: list[float] = values[chosen[chosen < len(values) - 1]].tolist()
     return found
 
 

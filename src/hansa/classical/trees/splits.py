@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 ROUNDING = 2.0**-40  # a gain below this share of the children's scores is rounding
 
 
-class Split(NamedTuple):
+class NodeSplit(NamedTuple):
     """A split of a node, and the statistics of its children."""
 
     gain: float
@@ -75,7 +75,7 @@ class SplitRule:
 
 
 def best_splits(sums: Array, bins: Bins, features: Array, rule: SplitRule,
-                allowed: Array | None = None) -> list[Split | None]:  # fmt: skip
+                allowed: Array | None = None) -> list[NodeSplit | None]:  # fmt: skip
     """The split with the largest gain of each node, from its sums [nodes, statistics, bins]; None if none is above 0.
 
     Ties go to the lowest feature and the lowest bin, and to missing values on the left. Where a node has no missing
@@ -101,18 +101,18 @@ def best_splits(sums: Array, bins: Bins, features: Array, rule: SplitRule,
     if allowed is not None:
         gain[~allowed[:, at]] = -np.inf
     flat = gain.reshape(len(sums), -1)
-    found: list[Split | None] = []
+    found: list[NodeSplit | None] = []
     best = flat.argmax(1) if flat.shape[1] else np.zeros(len(sums), dtype=np.int64)
     for node in range(len(sums)):
-        choice: Split | None = None
+        choice: NodeSplit | None = None
         if flat.shape[1] and flat[node, best[node]] > 0:
             place, right_way = divmod(int(best[node]), 2)
             f = int(at[place])
             lefts = left[node, place] + (0 if right_way else missing[node, f])
             rights = whole[node] - lefts
             goes = not right_way if missing[node, f, -1] else bool(lefts[-1] >= rights[-1])
-            choice = Split(float(flat[node, best[node]]), int(features[f]), int(position[places[place]]), goes, None,
-                           lefts, rights)  # fmt: skip
+            choice = NodeSplit(float(flat[node, best[node]]), int(features[f]), int(position[places[place]]), goes,
+                               None, lefts, rights)  # fmt: skip
         for f in np.flatnonzero(~numeric).tolist():
             if allowed is None or allowed[node, f]:
                 other = _categories(by_bin[node, starts[f] : starts[f + 1]], whole[node], int(features[f]), rule)
@@ -122,7 +122,7 @@ def best_splits(sums: Array, bins: Bins, features: Array, rule: SplitRule,
     return found
 
 
-def _rank(split: Split) -> tuple[float, int]:
+def _rank(split: NodeSplit) -> tuple[float, int]:
     """The order of splits: by gain, then by the lower feature."""
     return split.gain, -split.feature
 
@@ -131,7 +131,7 @@ def _both(rule: SplitRule, left: Array, whole: Array) -> Array:
     return rule.gains(left, whole - left, whole)
 
 
-def _categories(by_bin: Array, whole: Array, feature: int, rule: SplitRule) -> Split | None:
+def _categories(by_bin: Array, whole: Array, feature: int, rule: SplitRule) -> NodeSplit | None:
     """The best split of categories into two groups: a prefix of them, ordered by G / (H + l2) (Fisher 1958).
 
     With several outputs the order is that of the output with the largest sum. Missing values are one more category.
@@ -156,4 +156,4 @@ def _categories(by_bin: Array, whole: Array, feature: int, rule: SplitRule) -> S
     if members[-1]:
         members[there] = 1 - members[there]
         first, second = second, first
-    return Split(float(gain[best]), feature, 0, False, members, first, second)
+    return NodeSplit(float(gain[best]), feature, 0, False, members, first, second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 
+Array = np.ndarray[Any, Any]
 LOWEST, HIGHEST = -100, 100  # powers of 2 that bound targets
 MEAN_BITS = 20
 
@@ -34,13 +36,11 @@ class TargetRange(Op):
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if not math.isfinite(self.centre) or not LOWEST <= self.power <= HIGHEST:
             raise PartyError(f"target-range: the power must lie in {LOWEST} to {HIGHEST}, got {self.power}")
-        y = targets(party, party.samples("statistics")[1], 0) - self.centre
-        most = float(np.abs(y).max())
-        power = min(max(math.frexp(most)[1], LOWEST), HIGHEST) if most else LOWEST
+        y = targets(party, party.rows("statistics")[1], 0) - self.centre
         places = torch.zeros(HIGHEST - LOWEST + 1, dtype=torch.int64)
-        places[power - LOWEST] = 1
-        total = int(rounded(y, 2.0**self.power, MEAN_BITS).sum())
-        return Reply({"places": places, "sum": torch.tensor(total), "count": torch.tensor(len(y))}), memory
+        places[_power(y) - LOWEST] = 1
+        total = torch.tensor(_total(y, self.power))
+        return Reply({"places": places, "sum": total, "count": torch.tensor(len(y))}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"places": ((HIGHEST - LOWEST + 1,), torch.int64), "sum": ((), torch.int64), "count": ((), torch.int64)}
@@ -50,6 +50,26 @@ class TargetRange(Op):
         if int(places.sum()) != 1 or int(places.min()) < 0 or count < 1:
             return "it must have one power of 2 and at least one sample"
         return "its sum is beyond its samples" if abs(int(reply.tensors["sum"])) > count << MEAN_BITS else None
+
+
+def _power(y: Array) -> int:
+    """The power of 2 above all targets."""
+    most = float(np.abs(y).max())
+    return min(max(math.frexp(most)[1], LOWEST), HIGHEST) if most else LOWEST
+
+
+def _total(y: Array, power: int) -> int:
+    """The sum of targets, in units of 2^(power - MEAN_BITS)."""
+    return int(rounded(y, 2.0**power, MEAN_BITS).sum())
+
+
+def mean_and_bound_of(y: Array) -> tuple[float, float]:
+    """What `mean_and_bound` finds, where one party has all targets."""
+    centre, power = 0.0, HIGHEST
+    for _ in range(2):
+        power = _power(y - centre)
+        centre += _total(y - centre, power) / len(y) * 2.0 ** (power - MEAN_BITS)
+    return centre, 2.0 ** (power + 1)
 
 
 async def mean_and_bound(fed: Federation) -> tuple[float, float, int]:

@@ -111,6 +111,12 @@ def unoffered(db: Reads, key: Key, party: int, name: str) -> HansaError:
     return Unasked(f"{name} is not asked {where} (any more)")
 
 
+def unoffered_to(db: Reads, key: Key, parties: Sequence[int], name: str) -> HansaError:
+    """As `unoffered`, for the parties behind a relay: NotNow if one of them still has to answer."""
+    errors = [unoffered(db, key, party, name) for party in parties]
+    return next((error for error in errors if isinstance(error, NotNow)), errors[0])
+
+
 def earlier_receipt(db: Reads, key: Key, sent: Sent, notary: Notary) -> Receipt | None:
     """The receipt of an answer that was stored before, or that is late; None for one that must be stored."""
     before = db.one(f"SELECT receipt FROM replies WHERE {WHERE} AND party = ? AND NOT given_up", *key,
@@ -177,6 +183,9 @@ def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None =
             *key, sent.party, digest, size, answer.staged, public if bad else answer.why, sent.seconds, entry,
             pack(receipt), bad, bad,
         )  # fmt: skip
+        if answer.vault is not None:  # handed back to the party when it starts again
+            db.run("INSERT OR REPLACE INTO vault_marks VALUES (?, ?, ?)", sent.name, answer.vault.mark,
+                   answer.vault.signature)  # fmt: skip
         reach("reply.written")
         return receipt
 

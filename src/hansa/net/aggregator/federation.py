@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hansa.core import disk
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, nearest
 from hansa.core.registry import fill
 from hansa.net.aggregator.serve_settings import ADMIN, Serve
 from hansa.net.audit.evidence import Notary
@@ -57,11 +59,12 @@ port = {port}
 # jobs = 4            # jobs that run at the same time; others wait
 # min_free = 268435456  # bytes that uploads leave free on the disk, for the ledger and for checkpoints
 # functions = []      # parts of your own that a job may name: ["my_models:net", "mine:MyFusion"]
+# evidence = []       # the command that makes attestation evidence: ["/opt/evidence"] (docs: attestation)
 admin = "{admin}"  # the live page, health, readiness and Prometheus metrics over plain HTTP; "" for none
 # admin_open = false  # whether `admin` may be an address that other machines can reach
 # admin_hosts = []    # host names under which the live page may be opened, besides addresses
 
-# [track.mlflow]        # track every job as a run; also jsonl, tensorboard (docs: tracking)
+{relays}# [track.mlflow]        # track every job as a run; also jsonl, tensorboard (docs: tracking)
 # uri = "http://127.0.0.1:5000"
 """
 ADMIN_TOKEN = "admin-token"  # file of the admin token
@@ -77,10 +80,12 @@ class FederationFolder:
     serve: Serve = Serve()
     limits: Limits = Limits()
     track: tuple[Tracker, ...] = ()
+    relays: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by relay: the parties behind it
     folder: Path = field(default=Path(), compare=False)
 
     def __post_init__(self) -> None:
         valid_name(self.name)
+        check_relays(self.relays, self.parties)
         for name in self.parties:
             valid_name(name)
         twice = [name for name, count in Counter(self.parties).items() if count > 1]
@@ -100,20 +105,29 @@ class FederationFolder:
             raise ConfigError(f"there is no file {path}; `hansa init-federation NAME` makes one") from None
         except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, a too long number
             raise ConfigError(f"cannot read {path}: {error}") from None
-        for name in ("serve", "limits"):
+        for name in ("serve", "limits", "relays"):
             if not isinstance(tree.get(name, {}), dict):
                 raise ConfigError(f"{path}: {name} must be a table, with the heading [{name}]")
         serve = fill(Serve, tree.pop("serve", {}), where=f"{path}: serve")
         limits = fill(Limits, tree.pop("limits", {}), where=f"{path}: limits")
         track = trackers(tree.pop("track", None), where=f"{path}: track")
+        relays = _relays(tree.pop("relays", {}), path)
         for name in tree:
             if name not in ("name", "parties", "url"):
                 raise ConfigError(
                     f"{path}: unknown field {name!r}; known: name, parties, url and the tables [serve], [limits], "
-                    "[track]"
+                    "[relays], [track]"
                 )
         federation: FederationFolder = fill(cls, tree, where=str(path))
-        return dataclasses.replace(federation, serve=serve, limits=limits, track=track, folder=path.parent)
+        return dataclasses.replace(
+            federation, serve=serve, limits=limits, track=track, relays=relays, folder=path.parent
+        )
+
+    @property
+    def connecting(self) -> tuple[str, ...]:
+        """Who connects to this aggregator: the parties that are behind no relay, and the relays."""
+        inner = {name for leaves in self.relays.values() for name in leaves}
+        return (*(name for name in self.parties if name not in inner), *self.relays)
 
     def read(self, name: str) -> bytes:
         """The content of one of the folder's public files."""
@@ -174,16 +188,52 @@ class FederationFolder:
         disk.put(self.folder / "server.pem", [certificate], mode=disk.SHARED)
 
 
+def check_relays(relays: Mapping[str, Sequence[str]], parties: Sequence[str]) -> None:
+    """Raise a ConfigError unless every party is behind at most one relay, and the relays have names of their own."""
+    above: dict[str, str] = {}
+    check_distinct([*parties, *relays])
+    for relay, leaves in relays.items():
+        valid_name(relay)
+        if relay in parties:
+            raise ConfigError(f"relays: {relay!r} is also a party; give the relay another name")
+        if not leaves:
+            raise ConfigError(f"relays.{relay}: no party is behind this relay; list its parties, or leave it out")
+        for name in leaves:
+            if name == relay:
+                raise ConfigError(f"relays.{relay}: a relay cannot be behind itself; list the parties behind it")
+            if name not in parties:
+                raise ConfigError(
+                    f"relays.{relay}: there is no party {name!r}{nearest(name, parties)}; add it to parties"
+                )
+            if above.setdefault(name, relay) != relay:
+                raise ConfigError(
+                    f"relays: {name!r} is behind two relays, {above[name]} and {relay}, and its replies would count "
+                    "twice; list it behind one of them"
+                )
+        if len(set(leaves)) < len(leaves):
+            raise ConfigError(f"relays.{relay}: a party is listed twice")
+
+
+def _relays(tree: Mapping[str, Any], path: Path) -> dict[str, tuple[str, ...]]:
+    for name, leaves in tree.items():
+        if not isinstance(leaves, list) or not all(isinstance(leaf, str) for leaf in leaves):
+            raise ConfigError(f'{path}: relays.{name} must be a list of parties, for example ["ann", "bob"]')
+    return {name: tuple(leaves) for name, leaves in tree.items()}
+
+
 def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], port: int,
-         listen: str | None = None) -> FederationFolder:  # fmt: skip
+         listen: str | None = None, relays: Mapping[str, Sequence[str]] | None = None) -> FederationFolder:  # fmt: skip
     """Make a new federation's folder: its file, its authority, the operator's key and a token for each party.
 
-    Parties reach the aggregator under the names in `hosts`. `listen` is the address of this machine (with another port,
-    where one is mapped to it) on which the aggregator listens: by default all addresses.
+    Parties behind relays (`relays`) get their tokens from their relay, and each relay gets one here. Parties reach the
+    aggregator under the names in `hosts`. `listen` is the address of this machine (with another port, where one is
+    mapped to it) on which the aggregator listens: by default all addresses.
     """
     url_host = hosts[0] if hosts else "localhost"
     url = f"https://{f'[{url_host}]' if ':' in url_host else url_host}:{port}"
-    federation = FederationFolder(name, tuple(parties), url, Serve(port=port).listening(listen), folder=folder)
+    groups = {relay: tuple(leaves) for relay, leaves in (relays or {}).items()}
+    federation = FederationFolder(name, tuple(parties), url, Serve(port=port).listening(listen), relays=groups,
+                                  folder=folder)  # fmt: skip
     if not parties:
         raise ConfigError("a federation needs parties: --parties cleveland,hungary")
     authority, certificate = certificates.make_ca(name)
@@ -212,13 +262,22 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
     disk.put(folder / "operator.pem", [shown], mode=disk.SHARED)
     new_admin_token(folder)
     disk.make_folder(folder / "tokens")
-    for party in parties:
+    for party in federation.connecting:
         token = new_token(party, certificate)
         keys.write_private(folder / "tokens" / f"{party}.token", token.text().encode() + b"\n")
     text = TOML.format(name=name, folder=folder, parties=", ".join(f'"{p}"' for p in parties), url=url,
-                       host=federation.serve.host, port=federation.serve.port, admin=_admin_beside(port))  # fmt: skip
+                       host=federation.serve.host, port=federation.serve.port, admin=_admin_beside(port),
+                       relays=_relays_text(groups))  # fmt: skip
     disk.put(folder / "federation.toml", [text.encode()], mode=disk.SHARED)  # last: only now the folder is complete
     return federation
+
+
+def _relays_text(relays: Mapping[str, Sequence[str]]) -> str:
+    """The table [relays] of a new federation, if it has relays."""
+    if not relays:
+        return ""
+    lines = [f"{relay} = [{', '.join(json.dumps(leaf) for leaf in leaves)}]" for relay, leaves in relays.items()]
+    return "\n".join(["[relays]  # the parties behind each relay (docs: topologies/relays)", *lines, "", ""])
 
 
 def new_admin_token(folder: Path) -> Path:

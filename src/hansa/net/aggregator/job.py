@@ -37,9 +37,12 @@ from hansa.experiment.tasks import aggregator_samples, loss_and_classes, make_mo
 from hansa.net.aggregator.describing import DescribedData, describe
 from hansa.net.aggregator.job_records import JobRecords, fix_facts
 from hansa.net.aggregator.job_tracking import JobTracking
+from hansa.net.aggregator.kept_replies import ReplyKeeper
 from hansa.net.aggregator.ledger import LedgerError, Writer
+from hansa.net.aggregator.manifest import make_manifest
 from hansa.net.aggregator.order import NOT_LISTED, check_order
 from hansa.net.aggregator.runtime import NetworkRuntime, Stopped
+from hansa.net.transport.manifest import encode_manifest
 from hansa.net.transport.wire import Order
 from hansa.report.diagnosis import grouped, rejected_rounds
 from hansa.run.exchanges import Exchanges
@@ -68,12 +71,15 @@ class Job:
         self._features: list[str] = []  # the names of a table's features
         self._tracking = JobTracking(id, runner.registry.federation.track, runner.folder)
         self._closed = time.monotonic()  # when the last round was closed
-        self.experiment = check_order(order, runner.functions, runner.registry.names)
+        self.experiment = check_order(order, runner.functions, runner.registry.names, bool(runner.registry.relay_of))
         run, facts = self.experiment.run, runner.ledger.now(fix_facts(id, runner.registry.names))
         self._secret = bytes.fromhex(facts.secret)
+        audit = self.experiment.audit
+        keeper = ReplyKeeper(id, runner.ledger, runner.blobs, audit.keep_bytes) if audit.keep_replies else None
         self.runtime = NetworkRuntime(id, order.name, list(facts.parties), runner.ledger, runner.blobs, runner.queue,
                                       runner.folder / "messages" / id, run.rules(), run.deadline,
-                                      stopping=lambda: self.stopped.is_set() or runner.closing.is_set())  # fmt: skip
+                                      stopping=lambda: self.stopped.is_set() or runner.closing.is_set(),
+                                      keeper=keeper)  # fmt: skip
 
     def run(self) -> None:
         """Run the whole job in this thread."""
@@ -132,17 +138,19 @@ class Job:
         return {
             "hansa": hansa.__version__, "algorithm": to_config(self.experiment.algorithm),
             "run": run_settings(self.experiment.run),
-            "plan": {"torch": torch.__version__, "engine": "network"}, "adversary": [],
+            "plan": {"torch": torch.__version__, "engine": "network"}, "adversary": [], "drift": [],
             "experiment": {"tree": self.order.experiment, "folder": ".", "name": self.order.name},
             "privacy": self.experiment.privacy.tree(),
         }  # fmt: skip
 
     def steps(self) -> Generator[Request, Any, State]:
         """The whole job, as requests to its runtime."""
-        yield Attend(0, max(self._needed(), self.experiment.run.min_cohort), "begin")
         central, table = self._central(), self.experiment.task
         loss = central.get("loss") or table.loss
         classes = central.get("classes") or table.classes or len(table.labels) or None
+        self.runtime.needed = max(self._needed(), self.experiment.run.min_cohort)
+        self._announce(loss, classes)
+        yield Attend(0, self.runtime.needed, "begin")
         header = tuple(central.get("header", ()))
         own = TableLayout.of(central["table"]) if "table" in central else None
         data = yield from describe(self.runtime, self.experiment, loss, classes, header, own)
@@ -178,6 +186,25 @@ class Job:
         records.begin(self.training.state.tree(), objective.base or (codec.digest(bases) if bases else None))
         self._tracking.begin(self._record())
         return (yield from self.training.steps())
+
+    def _announce(self, loss: str | None, classes: int | None) -> None:
+        """Tell the parties what the asks of the job may be. A job that is resumed has the manifest that it began with.
+
+        A rotated certificate would otherwise change it, and the parties' owners would have to approve it again.
+        """
+        ledger, federation = self.runner.ledger, self.runner.registry.federation.name
+        row = ledger.one("SELECT manifest FROM manifests WHERE job = ?", self.id)
+        if row is not None:
+            self.runtime.announce(row["manifest"])
+            return
+        valid = "SELECT name, fingerprint FROM certificates WHERE role = 'party' AND state = 'valid'"
+        known = {row["name"]: row["fingerprint"] for row in ledger.all(valid)}
+        parties = [(name, known.get(name)) for name in self.runtime.parties]
+        data = encode_manifest(
+            make_manifest(federation, self.id, self.order.name, self.experiment, loss, classes, parties)
+        )
+        ledger.now(lambda db: db.run("INSERT INTO manifests VALUES (?, ?)", self.id, data).rowcount)
+        self.runtime.announce(data)
 
     def _learn_table(self, layout: TableLayout, reasons: Mapping[str, str], loss: str,
                      classes: int | None) -> Generator[Request, Any, PreparedTable]:  # fmt: skip

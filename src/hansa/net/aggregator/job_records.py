@@ -118,7 +118,7 @@ class JobRecords:
         under_way = {flight.key for flight in self.runtime.flights}
 
         def change(db: Writer) -> list[str]:
-            fused = [_fused(db, key, party, self.runtime.parties[party]) for key, party in used]
+            fused = _fused(db, used, self.runtime.parties)
             size = db.log("round closed", self.job, number, members=fused, before=self.runtime.models[number - 1],
                           **hashes, empty=empty and empty[:REASON], **reasons)  # fmt: skip
             head = json.dumps(msgspec.structs.asdict(db.head(size, self.job, number, model)))
@@ -153,18 +153,28 @@ class JobRecords:
         return [json.loads(row["line"]) for row in rows]
 
 
-def _fused(db: Writer, key: Key, party: int, name: str) -> dict[str, Any]:
-    """A fused reply, as the log entry of its round names it."""
-    row = db.one(f"SELECT entry, blob FROM replies WHERE {WHERE} AND party = ?", *key, party)
-    assert row is not None
-    return {"party": name, "index": row["entry"] - 1, "update": row["blob"]}
+def _fused(db: Writer, used: Sequence[tuple[Key, int]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The fused replies, as the log entry of their round names them: by who signed, a party, or a relay for several
+    parties, whose names are in `parties`."""
+    members: dict[int, dict[str, Any]] = {}
+    for key, party in used:
+        row = db.one(f"SELECT entry, blob FROM replies WHERE {WHERE} AND party = ?", *key, party)
+        signer = db.one("SELECT party FROM log WHERE seq = ?", row["entry"]) if row is not None else None
+        assert row is not None and signer is not None
+        member = {"party": signer["party"], "index": row["entry"] - 1, "update": row["blob"]}
+        member = members.setdefault(row["entry"], member)
+        if signer["party"] != names[party]:
+            member.setdefault("parties", []).append(names[party])
+    return list(members.values())
 
 
 def needed_blobs(db: Any) -> set[str]:
-    """The blobs that must stay: models, checkpoints and samples of jobs, and replies that may still be fused."""
+    """The blobs that must stay: models, checkpoints and samples of jobs, replies that may still be fused, and those
+    that a job keeps."""
     rows = db.all(
         f"SELECT model AS blob FROM jobs UNION SELECT checkpoint FROM jobs WHERE {ACTIVE} UNION "
-        f"SELECT central FROM jobs WHERE {ACTIVE} UNION SELECT blob FROM replies WHERE spent = 0"
+        f"SELECT central FROM jobs WHERE {ACTIVE} UNION SELECT blob FROM replies WHERE spent = 0 UNION "
+        "SELECT reply FROM kept UNION SELECT sent FROM kept"
     )
     return {row["blob"] for row in rows if row["blob"] is not None}
 
@@ -182,8 +192,9 @@ def discard(ledger: Ledger, blobs: Blobs, candidates: list[str]) -> None:
         for blob in candidates:
             used = db.one(
                 "SELECT 1 FROM replies WHERE blob = ? AND spent = 0 UNION ALL SELECT 1 FROM jobs WHERE model = ? "
-                f"OR ((checkpoint = ? OR central = ?) AND {ACTIVE})",
-                *[blob] * 4,
+                f"OR ((checkpoint = ? OR central = ?) AND {ACTIVE}) UNION ALL "
+                "SELECT 1 FROM kept WHERE reply = ? UNION ALL SELECT 1 FROM kept WHERE sent = ?",
+                *[blob] * 6,
             )
             if used is None:
                 blobs.discard(blob)

@@ -19,6 +19,7 @@ from hansa.core.errors import ConfigError, HansaError
 from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.job import PAUSE, STOPPED, Job
 from hansa.net.aggregator.job_records import ACTIVE, discard, needed_blobs
+from hansa.net.aggregator.kept_replies import forget_replies
 from hansa.net.aggregator.ledger import Ledger, LedgerError, Writer
 from hansa.net.aggregator.order import check_order
 from hansa.net.aggregator.queue import TaskQueue
@@ -41,6 +42,7 @@ class JobRunner:
         self.metrics = metrics or Metrics()
         self.folder, self.registry, self.ledger, self.blobs, self.queue = folder, registry, ledger, blobs, queue
         self.functions, self._most = registry.federation.serve.functions, registry.federation.serve.jobs
+        self.refuses: str | None = None  # why no job can be submitted here
         self.closing = threading.Event()
         self._running: dict[str, tuple[Job, threading.Thread]] = {}
         self._lock = threading.RLock()
@@ -70,7 +72,9 @@ class JobRunner:
 
     def submit(self, order: Order, by: str = OPERATOR) -> str:
         """Accept an order as a job; returns its id, which is its name and a number. The log says `by` whom."""
-        check_order(order, self.functions, self.registry.names)
+        if self.refuses is not None:
+            raise ConfigError(self.refuses)
+        check_order(order, self.functions, self.registry.names, bool(self.registry.relay_of))
         if order.min_parties is not None and not 1 <= order.min_parties <= len(self.registry.names):
             raise ConfigError(f"min_parties must lie in 1..{len(self.registry.names)}, got {order.min_parties}")
 
@@ -95,6 +99,11 @@ class JobRunner:
         reach("job.submitted")
         self._start_waiting()
         return id
+
+    def submitted(self, order: Order) -> str | None:
+        """The job of the same order, which may have ended and forgotten its samples; None without one."""
+        row = self.ledger.one("SELECT id FROM jobs WHERE order_ = ?", pack(order)) if order.mark else None
+        return None if row is None else str(row["id"])
 
     def stop(self, id: str, by: str = OPERATOR) -> bool:
         """Stop a job for good, without a model; False if it has already ended. The log says `by` whom."""
@@ -129,12 +138,28 @@ class JobRunner:
             db.run("UPDATE replies SET spent = 1 WHERE job = ?", id)
             db.run("UPDATE asks SET closed = ? WHERE job = ? AND closed IS NULL", Decision((), {}).text(), id)
             db.log(f"job {status}", id, reason=reason, model=model)
-            return [b for b in [row["checkpoint"], row["central"], *(r["blob"] for r in unspent)] if b is not None]
+            kept = forget_replies(id)(db) if model is None else []
+            old = [row["checkpoint"], row["central"], *(r["blob"] for r in unspent), *kept]
+            return [blob for blob in old if blob is not None]
 
         old = self.ledger.now(change)
         reach("job.finished")
         discard(self.ledger, self.blobs, old)
         log.info(f"job {status}", extra={"job": id, "detail": {"reason": reason}})
+
+    def forget(self, id: str) -> int:
+        """Delete the replies that an ended job kept; returns their number."""
+
+        def change(db: Writer) -> tuple[int, list[str]]:
+            row = db.one(f"SELECT {ACTIVE} AS active FROM jobs WHERE id = ?", id)
+            if row is not None and row["active"]:
+                raise ConfigError(f"the job {id} still runs and keeps its replies; stop it first (hansa stop)")
+            count = db.one("SELECT count(*) AS n FROM kept WHERE job = ?", id)
+            return (0 if count is None else int(count["n"])), forget_replies(id)(db)
+
+        count, old = self.ledger.now(change)
+        discard(self.ledger, self.blobs, old)
+        return count
 
     def discard(self, blobs: list[str]) -> None:
         """Delete those of the blobs that nothing needs."""

@@ -38,6 +38,7 @@ class OperatorRoutes(Endpoints):
             Route("POST", "/v1/jobs", "operator", True, self.submit, ORDER),
             Route("GET", "/v1/jobs/{job}", "operator", False, self.show_job),
             Route("POST", "/v1/jobs/{job}/stop", "operator", True, self.stop),
+            Route("POST", "/v1/jobs/{job}/forget", "operator", True, self.forget),
             Route("GET", "/v1/jobs/{job}/model", "operator", False, self.model),
             Route("GET", "/v1/log", "operator", False, self.log),
             Route("GET", "/v1/log/head", "operator", False, self.log_head),
@@ -48,12 +49,13 @@ class OperatorRoutes(Endpoints):
         return await self.append(call, CENTRAL)
 
     async def parties(self, call: Call) -> web.Response:
-        here = set(self.queue.present(self.registry.numbers.values()))
+        here, above = set(self.queue.present(self.registry.numbers.values())), self.registry.relay_of
         rows = self.ledger.all("SELECT number, name, joined FROM parties ORDER BY number")
         valid = {r["name"] for r in self.ledger.all("SELECT DISTINCT name FROM certificates WHERE role = 'party' AND "
                                                     "state IN ('new', 'valid')")}  # fmt: skip
         return web.json_response([
-            {"number": r["number"], "name": r["name"], "enrolled": r["name"] in valid, "connected": r["number"] in here}
+            {"number": r["number"], "name": r["name"], "enrolled": above.get(r["name"], r["name"]) in valid,
+             "connected": r["number"] in here, "relay": above.get(r["name"])}
             for r in rows
         ])  # fmt: skip
 
@@ -77,7 +79,10 @@ class OperatorRoutes(Endpoints):
                 await asyncio.to_thread(self.blobs.finish, owner(call), order.central.digest, order.central.size)
             except Gap:
                 if order.central.digest not in self.blobs:  # the same order may have been sent before
-                    raise
+                    before = await asyncio.to_thread(self.jobs.submitted, order)
+                    if before is None:
+                        raise
+                    return web.json_response({"job": before})
         try:
             job = await asyncio.to_thread(self.jobs.submit, order)
         except ConfigError:
@@ -116,6 +121,11 @@ class OperatorRoutes(Endpoints):
     async def stop(self, call: Call) -> web.Response:
         row = self._job(call)
         return web.json_response({"job": row["id"], "stopped": await asyncio.to_thread(self.jobs.stop, row["id"])})
+
+    async def forget(self, call: Call) -> web.Response:
+        """Delete the replies that a job kept."""
+        row = self._job(call)
+        return web.json_response({"job": row["id"], "replies": await asyncio.to_thread(self.jobs.forget, row["id"])})
 
     async def model(self, call: Call) -> web.StreamResponse:
         row = self._job(call)

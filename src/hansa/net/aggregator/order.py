@@ -10,7 +10,7 @@ from hansa.core.functions import only, reference_of
 from hansa.core.params import Params, ParamSpec
 from hansa.core.task import Known
 from hansa.data.column_transformer import ColumnTransformer
-from hansa.experiment.checks import check_settings
+from hansa.experiment.checks import check_relays, check_settings
 from hansa.experiment.config import Experiment, parse
 from hansa.experiment.local_work import LocalWork
 from hansa.metrics.function import functions as metric_functions
@@ -19,14 +19,27 @@ from hansa.net.transport.wire import Order
 NOT_LISTED = "is not among serve.functions of federation.toml"
 
 
-def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) -> Experiment:
+def check_relayed(experiment: Experiment) -> None:
+    """Raise a ConfigError for an experiment that cannot run with parties behind relays."""
+    check_relays(experiment.algorithm, experiment.privacy.secure, "[relays] of federation.toml")
+    if experiment.audit.keep_replies:
+        raise ConfigError(
+            "audit.keep_replies: relays pass on sums, so the aggregator does not have the reply of each party; leave "
+            "it out, or use a federation without [relays]"
+        )
+
+
+def check_order(order: Order, functions: tuple[str, ...], parties: list[str], relays: bool = False) -> Experiment:
     """Check an order as far as possible before the parties have described their data; returns its experiment.
 
+    `relays` says that some parties are behind relays.
     A ConfigError says why the experiment cannot run across a network.
     """
     with only(functions, NOT_LISTED):
         experiment = parse({name: table for name, table in order.experiment.items() if name != "track"})
     experiment.check_networked()
+    if relays:
+        check_relayed(experiment)
     if "track" in order.experiment:
         raise ConfigError(
             "[track]: the aggregator's own configuration decides how its jobs are tracked; remove the table"
@@ -43,7 +56,7 @@ def check_order(order: Order, functions: tuple[str, ...], parties: list[str]) ->
     several = dict.fromkeys(experiment.task.models or (), ParamSpec((), (), ()))  # as far as is known so far
     public = 0 if experiment.task.public is None else 1
     problem = Problem(ParamSpec((), (), ()), Params.none(), count, (), None, run.size(count), True, trusted, run.seed,
-                      several, public, public_targets=True)  # fmt: skip
+                      several, public, public_targets=True, names=parties)  # fmt: skip
     Algorithm.check(experiment.algorithm, problem)  # not the algorithm's own check, which needs the data
     own = dataclasses.replace(problem, party_tests=experiment.task.party_test > 0)  # as far as is known so far
     sums = experiment.task.prepare is not None and not isinstance(experiment.task.prepare, ColumnTransformer)

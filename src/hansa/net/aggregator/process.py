@@ -68,6 +68,7 @@ class Aggregator:
         self.blobs = Blobs(self.state, federation.serve.min_free)
         self.queue = TaskQueue(federation.serve.absent_after, federation.serve.lease)
         self.registry = Registry(federation, self.ledger)
+        self.queue.set_relays(self.registry.relays())
         self.runner = JobRunner(self.state, self.registry, self.ledger, self.blobs, self.queue, self.metrics)
 
     async def serve(self, done: asyncio.Event, ready: Any = None) -> None:
@@ -125,7 +126,7 @@ class Aggregator:
         self.ledger.write(lambda db: db.log(event, **fields))
 
     def _connected(self) -> int:
-        return len(self.queue.present(self.registry.numbers.values()))
+        return len(self.queue.present(number for number in self.registry.numbers.values() if number >= 0))
 
     def _page(self, admin: Admin) -> Page:
         """The live page on the admin port."""

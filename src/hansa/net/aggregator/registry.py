@@ -18,7 +18,10 @@ from hansa.net.transport.tokens import Token, new_token, secret_digest
 
 DAYS = 90  # validity of a party's certificate
 TOKEN_DAYS = 30  # validity of a token
-DECLARE = "INSERT INTO parties (number, name) VALUES ((SELECT coalesce(max(number) + 1, 0) FROM parties), ?)"
+DECLARE = "INSERT INTO parties (number, name) VALUES ((SELECT coalesce(max(max(number), -1), -1) + 1 FROM parties), ?)"
+DECLARE_RELAY = (
+    "INSERT INTO parties (number, name) VALUES ((SELECT coalesce(min(min(number), 0), 0) - 1 FROM parties), ?)"
+)
 
 
 class Denied(HansaError):
@@ -30,6 +33,7 @@ class Registry:
 
     def __init__(self, federation: FederationFolder, ledger: Ledger) -> None:
         self.federation, self.ledger = federation, ledger
+        self.relay_of = {leaf: relay for relay, leaves in federation.relays.items() for leaf in leaves}
         ledger.now(self._declare(federation.parties))
         ledger.now(
             _trust(certificates.identity_of_pem(federation.read("operator.pem")), federation.read("operator.pem"))
@@ -61,18 +65,25 @@ class Registry:
 
     @property
     def names(self) -> list[str]:
-        """The names of the parties, in the order of their numbers."""
-        return sorted(self.numbers, key=self.numbers.__getitem__)
+        """The names of the parties, in the order of their numbers; relays are no parties, and have negative numbers."""
+        return sorted((name for name, number in self.numbers.items() if number >= 0), key=self.numbers.__getitem__)
+
+    def relays(self) -> dict[int, list[int]]:
+        """The numbers of the parties behind each relay, by the relay's number."""
+        return {self.number(relay): [self.number(leaf) for leaf in leaves]
+                for relay, leaves in self.federation.relays.items()}  # fmt: skip
 
     def lapsed(self) -> set[str]:
-        """The parties that cannot connect: they have no valid certificate and no valid token."""
+        """The parties that cannot connect: they have no valid certificate and no valid token. A party behind a relay
+        can connect if its relay can."""
         rows = self.ledger.all(
             "SELECT name FROM parties p WHERE NOT EXISTS (SELECT 1 FROM certificates WHERE name = p.name AND role = "
             "'party' AND state IN ('new', 'valid')) AND NOT EXISTS (SELECT 1 FROM tokens WHERE party = p.name AND "
             "void = 0 AND certificate IS NULL AND expires > ?)",
             time.time(),
         )
-        return {row["name"] for row in rows}
+        lapsed = {row["name"] for row in rows}
+        return {name for name in lapsed if self.relay_of.get(name, name) in lapsed}
 
     def number(self, name: str) -> int:
         if name not in self.numbers:
@@ -82,7 +93,8 @@ class Registry:
     def _declare(self, parties: Sequence[str]) -> Callable[[Writer], None]:
         def change(db: Writer) -> None:
             _enter(db, parties)
-            for name in parties:
+            _enter(db, tuple(self.federation.relays), DECLARE_RELAY)
+            for name in self.federation.connecting:
                 if (token := self.federation.token(name)) is not None:
                     db.run("INSERT OR IGNORE INTO tokens (digest, party, expires) VALUES (?, ?, ?)",
                            token.digest(), name, time.time() + TOKEN_DAYS * 86400)  # fmt: skip
@@ -198,13 +210,13 @@ class Registry:
         return change
 
 
-def _enter(db: Writer, names: Sequence[str]) -> None:
+def _enter(db: Writer, names: Sequence[str], declare: str = DECLARE) -> None:
     """Add parties that are not in the ledger. A name that is easily mistaken for another party's is refused."""
     known = {row["name"] for row in db.all("SELECT name FROM parties")}
     new = [name for name in names if name not in known]
     check_distinct(new, known)
     for name in new:
-        db.run(DECLARE, name)
+        db.run(declare, name)
 
 
 def _trust(identity: certificates.Identity, pem: bytes) -> Callable[[Writer], None]:

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+UNAPPROVED = "its owner has not approved the job yet"
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -39,11 +41,12 @@ class Decision:
 @dataclass(frozen=True)
 class Started:
     """The ask is in the ledger. `answers` were stored before, perhaps by an earlier process; `here` are the parties
-    that are present; `now` is a monotonic time."""
+    that are present; `now` is a monotonic time. The owners of the parties in `unapproved` have not approved the job."""
 
     now: float
     here: frozenset[int]
     answers: Mapping[int, str | None] = field(default_factory=dict)
+    unapproved: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,12 @@ class Answered:
 
 @dataclass(frozen=True)
 class Looked:
-    """Time has passed; these of the awaited parties are present."""
+    """Time has passed; these of the awaited parties are present. The owners of those in `unapproved` have not approved
+    the job."""
 
     now: float
     here: frozenset[int]
+    unapproved: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -98,10 +103,12 @@ Command = Offer | Withdraw | Close
 
 class Asking:
     """The machine of one ask. The ask ends when all parties have answered, when `enough` have replied, when no party is
-    left to wait for, or after `deadline` seconds. An answer after the end changes nothing."""
+    left to wait for, or after `deadline` seconds. An answer after the end changes nothing. Until `patient` parties have
+    replied, the ask waits for parties whose owners have not approved the job."""
 
     def __init__(self, parties: Sequence[int], enough: int | None = None, deadline: float | None = None,
-                 absent_after: float = math.inf) -> None:  # fmt: skip
+                 absent_after: float = math.inf, patient: int = 0) -> None:  # fmt: skip
+        self.patient = patient
         self.parties, self.enough, self.deadline, self.absent_after = tuple(parties), enough, deadline, absent_after
         self.state: Literal["new", "waiting", "closing", "closed"] = "new"
         self.answers: dict[int, str | None] = {}
@@ -132,6 +139,7 @@ class Asking:
         self.state = "waiting"
         for party, why in event.answers.items():
             self._answer(party, why)
+        self._miss_unapproved(event.unapproved)
         self._miss([party for party in self.waiting if party not in event.here], "it is not connected")
         if self.deadline is not None:
             self.until = event.now + self.deadline
@@ -150,10 +158,15 @@ class Asking:
             self.missing[party] = why
             self.waiting.pop(party)
 
+    def _miss_unapproved(self, unapproved: frozenset[int]) -> None:
+        if self._replies >= self.patient:
+            self._miss([party for party in self.waiting if party in unapproved], UNAPPROVED)
+
     def _look(self, event: Looked) -> None:
         if event.now >= self.until:
             self._miss(list(self.waiting), f"it did not answer within the deadline of {self.deadline:g} s")
         else:
+            self._miss_unapproved(event.unapproved)
             away = [party for party in self.waiting if party not in event.here]
             self._miss(away, f"it had no contact for {self.absent_after:g} s")
 

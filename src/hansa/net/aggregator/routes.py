@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hansa.net.transport import certificates, signing
 from hansa.net.transport.admission import Admission
 from hansa.net.transport.wire import ENVELOPE, Order, pack
 
+log = logging.getLogger("hansa.net")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 
@@ -66,7 +68,9 @@ class Jobs(Protocol):
     """The jobs of an aggregator, as the handlers use them."""
 
     def submit(self, order: Order) -> str: ...
+    def submitted(self, order: Order) -> str | None: ...
     def stop(self, job: str) -> bool: ...
+    def forget(self, job: str) -> int: ...
     def discard(self, blobs: list[str]) -> None: ...
 
 
@@ -91,6 +95,16 @@ class Endpoints:
     async def written(self, change: Callable[[Any], Any]) -> Any:
         """Make a change in the ledger; the result comes once it is on disk."""
         return await asyncio.wrap_future(self.ledger.write(change))
+
+    async def met(self, call: Call, instance: str) -> int:
+        """Note a contact with a party or a relay; returns its number."""
+        number = self.registry.number(call.name)
+        if call.name not in self.registry.met:
+            await self.written(self.registry.joined(call.name))
+            self.registry.met.add(call.name)
+        if self.queue.heard(number, instance):
+            log.info("connected", extra={"party": call.name})
+        return number
 
     async def received(self, call: Call) -> web.Response:
         """How many bytes of an upload the aggregator has."""

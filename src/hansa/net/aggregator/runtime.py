@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
+import math
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hansa.core import codec, disk
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket, op_config
@@ -24,18 +26,24 @@ from hansa.core.crash_points import reach
 from hansa.core.errors import DataError, RuntimeFailure
 from hansa.core.functions import is_function
 from hansa.core.op import DataOp, Op, Payload, Reply
-from hansa.core.relay import relay
+from hansa.core.partial_sums import PartialSum, unsuitable
+from hansa.core.relay import SESSION, conversation, relay, session_bytes
 from hansa.core.replies import WEIGHT_CAP, arrive, combine, expected_size
 from hansa.core.reply_checks import Rules, received
 from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Commit, Flight, Open, Request, Tickets, complete
+from hansa.core.session_op import SessionOp
 from hansa.core.sums import StoredReply
-from hansa.net.aggregator.asks import WHERE, close_ask, decide, give_up, open_ask, take_ticket, weight_differs
+from hansa.net.aggregator.asks import WHERE, decide, give_up, open_ask, take_ticket, weight_differs
 from hansa.net.aggregator.blobs import Blobs, Damaged, write_pieces
+from hansa.net.aggregator.collecting import collect_answers
 from hansa.net.aggregator.effects import Do, Steps, Wait, Write
+from hansa.net.aggregator.kept_replies import ReplyKeeper
 from hansa.net.aggregator.ledger import Ledger
-from hansa.net.aggregator.queue import Check, Key, QueuedAsk, TaskQueue
-from hansa.net.aggregator.round import Answered, Asking, Closed, Decision, Looked, Offer, Started, Withdraw
+from hansa.net.aggregator.queue import Check, Key, QueuedAsk, RelayTerms, TaskQueue
+from hansa.net.aggregator.relayed import StoredReplies, ahead
+from hansa.net.aggregator.round import Asking, Decision
+from hansa.net.aggregator.sessions import Mailboxes
 from hansa.net.audit.evidence import payload_model_digest
 from hansa.net.transport.wire import Answer, Blob, Work, ask_name, printable
 
@@ -48,6 +56,7 @@ TICK = 1.0  # seconds after which a waiting job checks whether a party has becom
 LARGE = 1e9  # most norm of an update, in norms of the model (plus one)
 FAR = 1e9  # most change of a running mean or standard deviation, in multiples of its value (plus one)
 HEAVY = 10**9  # most samples that a party may claim
+T = TypeVar("T")
 WORST = 1e18  # most value of a metric, in squared norms of the model (plus one)
 
 
@@ -96,6 +105,7 @@ class NetworkRuntime:
     deadline: float | None = None
     task: dict[str, Any] = field(default_factory=dict)  # what parties must know of the task
     stopping: Callable[[], bool] = lambda: False
+    keeper: ReplyKeeper | None = None  # of a job that keeps its replies
 
     def __post_init__(self) -> None:
         self.messages.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -106,6 +116,8 @@ class NetworkRuntime:
         self.preparations: list[dict[str, Any]] = []
         self.progress: AskProgress | None = None  # of the open ask
         self._public: Path | None = None  # the file of the public samples
+        self._manifest: Blob | None = None
+        self.needed = 0  # parties that must describe their data before those without an approval are left out
         self._record = Record()
         self._base: dict[int, str] = {}
         self._tip: dict[int, str] = {}
@@ -134,6 +146,8 @@ class NetworkRuntime:
             return (yield from self._submit(request))
         if request.verb == "next":
             return (yield from self._next(request))
+        if isinstance(request.op, SessionOp):
+            return (yield from self._session(request))
         if request.verb == "route":
             return (yield from self._route(request))
         return (yield from self._collect(request))
@@ -156,7 +170,9 @@ class NetworkRuntime:
         key, reported = (self.job, request.round, request.phase, 0), False
         while True:
             row = self.ledger.one(f"SELECT closed FROM asks WHERE {WHERE}", *key)
-            here = [p for p in self.queue.present(range(len(self.parties))) if p not in self.refused | request.without]
+            unapproved = self.queue.unapproved(self.job)
+            out = self.refused | request.without | unapproved
+            here = [party for party in self.queue.present(range(len(self.parties))) if party not in out]
             if row is not None or len(here) >= request.needed:
                 if reported:
                     yield self._report_waiting(None)
@@ -165,7 +181,11 @@ class NetworkRuntime:
             if not reported:
                 others = set(range(len(self.parties))) - request.without - set(here)
                 away = [self.parties[party] for party in sorted(others)]
-                yield self._report_waiting(f"waiting for {request.needed - len(here)} of: {', '.join(away[:20])}")
+                held = [self.parties[party] for party in sorted(others & unapproved)]  # any party may name any job
+                owners = f" (not approved yet: {', '.join(held[:20])})" if held else ""
+                yield self._report_waiting(
+                    f"waiting for {request.needed - len(here)} of: {', '.join(away[:20])}{owners}"
+                )
                 reported = True
             yield Wait(TICK)
             yield Do(lambda: time.sleep(len(self.parties) * LOOK))  # not after every arrival: thousands may arrive
@@ -187,19 +207,27 @@ class NetworkRuntime:
         decision = Decision.of(text) if text is not None else (yield from self._ask(ask, key))
         rows, members = {row["party"]: row for row in self._replies(key)}, set(decision.members)
         self._record.seconds = {party: rows[party]["seconds"] for party in decision.members}
-        declined = {party for party in decision.missing if party in rows and not rows[party]["rejected"]}
+        answered = {party for party, row in rows.items() if not row["given_up"]}
+        declined = {party for party in decision.missing if party in answered and not rows[party]["rejected"]}
         if declined:
             self._record.declined.append(declined)
         if ask.phase == "describe":
-            self.refused |= {party for party in decision.missing if party in rows}
+            self.refused |= {party for party in decision.missing if party in answered}
 
-        heaviest = self._heaviest(ask, (rows[party]["blob"] for party in decision.members))
+        if self.keeper is not None:
+            yield from self.keeper.keep(ask, {party: rows[party]["blob"] for party in decision.members})
+        heaviest = self._heaviest(ask, {party: rows[party]["blob"] for party in decision.members})
 
-        def outcomes() -> Iterator[tuple[int, Reply | str]]:
-            checks = self.blobs.verifying(rows[party]["blob"] for party in ask.parties if party in members)
+        def outcomes() -> Iterator[tuple[int, Reply | str] | PartialSum]:
+            blobs = [rows[party]["blob"] for party in ask.parties if party in members]
+            stored = StoredReplies(ahead(self.blobs, blobs))
             for party in ask.parties:
                 if party in members:
-                    yield party, self._reply(next(checks), rows[party]["blob"])
+                    reply = self._reply(stored, party, rows[party]["blob"])
+                    if not isinstance(reply, PartialSum):
+                        yield party, reply
+                    elif reply.parties[0] == party:
+                        yield reply  # for all its parties
                 elif party in rows and rows[party]["rejected"]:
                     yield party, Malformed(rows[party]["why"])
                 else:
@@ -214,25 +242,36 @@ class NetworkRuntime:
             self.preparations.append({"op": op_config(ask.op), "payload": dict(ask.payload)})
         return self._record.timed(answer)
 
-    def _route(self, ask: Ask) -> Steps[Routed]:
-        """Relay messages between parties; they are sealed from party to party."""
-        steps, answer = relay(ask), None
+    def _relayed(self, steps: Generator[Ask, Gathered, T]) -> Steps[T]:
+        """Answer the asks of a route or of a session."""
+        answer = None
         while True:
             try:
                 step = steps.send(answer)  # type: ignore[arg-type]
             except StopIteration as done:
-                routed: Routed = done.value
-                break
+                result: T = done.value
+                return result
             answer = yield from self._collect(step)
+
+    def _session(self, ask: Ask) -> Steps[Gathered]:
+        """Let parties exchange messages within one ask; they are sealed from party to party."""
+        replies = yield from self._relayed(conversation(ask))
+        self._record.count_session(session_bytes(ask))
+        return replies
+
+    def _route(self, ask: Ask) -> Steps[Routed]:
+        """Relay messages between parties; they are sealed from party to party."""
+        routed = yield from self._relayed(relay(ask))
         self._record.refuse(routed.refused, lambda party: self.parties[party])
         return routed
 
     def _replies(self, key: Key) -> list[Any]:
-        return self.ledger.all(f"SELECT party, blob, staged, why, rejected, seconds FROM replies WHERE {WHERE}", *key)
+        columns = "party, blob, staged, why, rejected, given_up, seconds"
+        return self.ledger.all(f"SELECT {columns} FROM replies WHERE {WHERE}", *key)
 
-    def _reply(self, check: Callable[[], Path], digest: str) -> Reply | Malformed:
+    def _reply(self, stored: StoredReplies, party: int, digest: str) -> Reply | PartialSum | Malformed:
         try:
-            return StoredReply.read(check())
+            return stored.read(party, digest)
         except FileNotFoundError:
             raise RuntimeFailure(f"the ledger has the reply {digest}, but its blob is missing") from None
         except Damaged as error:  # the reply is lost, not by its party's fault; damaged bytes must not be fused
@@ -246,38 +285,27 @@ class NetworkRuntime:
         deadline = self.deadline
         if deadline is not None and ask.phase.startswith(("describe", "prepare")):
             deadline *= 2.0 ** min(_attempt(ask), 20)  # a job cannot begin without it: slow parties get more time
-        machine = Asking(ask.parties, ask.enough, deadline, self.queue.absent_after)
-        news = self.queue.watch(key)
-        here = frozenset(self.queue.present(ask.parties))
-        before = {row["party"]: row["why"] for row in self._replies(key)}
-        looked = time.monotonic()
-        commands = machine.handle(Started(looked, here, before))
+        patient = self.needed if ask.phase == "describe" else 0
+        machine = Asking(ask.parties, ask.enough, deadline, self.queue.absent_after, patient)
+        session = Mailboxes.of(ask) if ask.op is not None and ask.op.name == SESSION else None
+
+        def offers(parties: Sequence[int]) -> list[tuple[int, QueuedAsk]]:
+            until = None if machine.until == math.inf else machine.until
+            return self._offers(ask, parties, session, until, patient)
+
         now = time.time()
         self.progress = AskProgress(key, machine, now, None if deadline is None else now + deadline)
         try:
-            while True:
-                for command in commands:
-                    if isinstance(command, Offer):
-                        self.queue.offer(self._offers(ask, command.parties))
-                    elif isinstance(command, Withdraw):
-                        self.queue.withdraw(key, ask.parties)
-                    else:
-                        decision: Decision = yield Write(close_ask(key, ask.enough, command.missing))
-                        machine.handle(Closed(decision))
-                        reach("ask.closed")
-                        return decision
-                look = min(looked + TICK, machine.until)
-                yield Wait(max(0.0, look - time.monotonic()), lambda: bool(news))
-                commands = []
-                for party, why in self.queue.take_news(key):
-                    commands = commands or machine.handle(Answered(party, why))
-                if not commands and time.monotonic() >= look:  # not after every answer: thousands may arrive
-                    looked = time.monotonic()
-                    here = frozenset(self.queue.present(machine.waiting))
-                    commands = machine.handle(Looked(looked, here))
+            return (yield from collect_answers(self.queue, self.ledger, key, machine, offers, TICK, session,
+                                               functools.partial(self._waits_for_owners, machine),
+                                               self._report_waiting))  # fmt: skip
         finally:
             self.progress = None
-            self.queue.withdraw(key, ask.parties)
+
+    def _waits_for_owners(self, machine: Asking, unapproved: frozenset[int]) -> str | None:
+        """Which parties' owners an ask waits for, in a sentence."""
+        names = [self.parties[party] for party in machine.waiting if party in unapproved]
+        return f"waiting for the approval of the owners of: {', '.join(names[:20])}" if names else None
 
     def _limited(self, ask: Ask) -> Rules:
         """The rules for the replies of an ask. Where the run sets no limit, the defaults reject an update or a metric
@@ -289,20 +317,21 @@ class NetworkRuntime:
             return rules
         return dataclasses.replace(rules, growth=LARGE, max_stats=rules.max_stats or FAR)
 
-    def _heaviest(self, ask: Ask, digests: Iterable[str]) -> int | None:
+    def _heaviest(self, ask: Ask, blobs: Mapping[int, str]) -> int | None:
         """The greatest weight with which a reply to an ask counts: a multiple of the median weight of its members
-        (`digests`: their blobs). It depends only on the members. None where the run sets `max_weight` itself, or where
+        (`blobs`: that of each). It depends only on the members. None where the run sets `max_weight` itself, or where
         there are fewer than two replies."""
-        assert ask.op is not None
-        if ask.op.serves or isinstance(ask.op, DataOp) or (ask.in_round and self.rules.max_weight is not None):
+        if not self._capped(ask):
             return None
-        weights = []
-        for digest in digests:
+        weights, stored = [], StoredReplies(self.blobs.path)
+        for party, digest in blobs.items():
             with contextlib.suppress(DataError, OSError):  # reported when the reply is read to be fused
-                weights.append(StoredReply.read(self.blobs.path(digest)).weight)
+                reply = stored.read(party, digest)
+                weights += [] if isinstance(reply, PartialSum) else [reply.weight]  # relays sum where there is no cap
         return WEIGHT_CAP * statistics.median_low(weights) if len(weights) > 1 else None
 
-    def _offers(self, ask: Ask, parties: Sequence[int]) -> list[tuple[int, QueuedAsk]]:
+    def _offers(self, ask: Ask, parties: Sequence[int], session: Mailboxes | None = None,
+                until: float | None = None, patient: int = 0) -> list[tuple[int, QueuedAsk]]:  # fmt: skip
         """An ask as each party gets it, with the task and its preparations. Parts that are the same for all parties are
         made once: there may be thousands of parties."""
         name = ask_name(ask.round, ask.phase, ask.index)
@@ -311,6 +340,8 @@ class NetworkRuntime:
         pending = {f.ticket.party: ask_name(*f.key[1:]) for f in self.flights}  # at most one per party
         rules, task_file = self._limited(ask), self.messages / task.digest
         model, shown = self.models.get(ask.round), self._shows(ask, ask.payload)
+        manifest = None if self._manifest is None else self.messages / self._manifest.digest
+        terms = RelayTerms(ask, rules, self._sums_of(ask, rules) is None, until, patient) if self.queue.behind else None
         shared: tuple[Blob, Path, int, Check] | None = None
         out = []
         for party in parties:
@@ -324,9 +355,27 @@ class NetworkRuntime:
             shows = self._shows(ask, ask.each[party]) if own and "model" in ask.each[party] else shown
             work = Work(self.job, self.name, party, ask.round, ask.phase, ask.index, offered[0], task,
                         self._base.get(party), self._tip.get(party), pending.get(party),
-                        self.rules.min_cohort, model, shows)  # fmt: skip
-            out.append((party, QueuedAsk(work, offered[1], task_file, offered[2], offered[3], public=self._public)))
+                        self.rules.min_cohort, model, shows, self._manifest, self.keeper is not None)  # fmt: skip
+            out.append((party, QueuedAsk(work, offered[1], task_file, offered[2], offered[3], public=self._public,
+                                         manifest=manifest, session=session,
+                                         terms=terms if party in self.queue.behind else None)))  # fmt: skip
         return out
+
+    def _sums_of(self, ask: Ask, rules: Rules) -> str | None:
+        """Why relays pass the replies to an ask on one by one, and do not sum them; or None."""
+        singly = [
+            (self._record.each is not None, "the loss of each party is recorded"),
+            (ask.enough is not None, "only the first replies count"),
+            (ask.packed is not None, "the model travels packed"),
+            (self._capped(ask), "run.max_weight is not set, and the default cap needs the weights of all parties"),
+        ]
+        reasons = [unsuitable(ask, rules, checked=True), *(reason for applies, reason in singly if applies)]
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _capped(self, ask: Ask) -> bool:
+        """Whether the weight of a reply is capped at a multiple of the median weight."""
+        assert ask.op is not None
+        return not (ask.op.serves or isinstance(ask.op, DataOp) or (ask.in_round and self.rules.max_weight is not None))
 
     def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Check]:
         """The most bytes of a party's reply, and the check that says why a reply must not be fused."""
@@ -353,15 +402,23 @@ class NetworkRuntime:
         self._public = self.messages / blob.digest
         self.task["public"] = {"digest": blob.digest, "size": blob.size}
 
+    def announce(self, manifest: bytes) -> None:
+        """Offer the job's manifest to the parties; every ask names it by its hash."""
+        self._manifest = self._write([manifest])
+        self._written["manifest", None] = self._manifest
+
     def _publish(self, name: tuple[str, int | None], tree: Callable[[], Any]) -> Blob:
         """Write a file for parties to fetch. If it is lost, a replay writes it again."""
         if name not in self._written:
-            part = self.messages / "part"
-            blob = Blob(*write_pieces(part, codec.pieces(tree())))
-            disk.rename(part, self.messages / blob.digest)
-            reach("message.rename")
-            self._written[name] = blob
+            self._written[name] = self._write(codec.pieces(tree()))
         return self._written[name]
+
+    def _write(self, pieces: Iterable[bytes | memoryview]) -> Blob:
+        part = self.messages / "part"
+        blob = Blob(*write_pieces(part, pieces))
+        disk.rename(part, self.messages / blob.digest)
+        reach("message.rename")
+        return blob
 
     def _submit(self, ask: Ask) -> Steps[Ticket]:
         assert ask.op is not None
@@ -390,11 +447,12 @@ class NetworkRuntime:
         flight = self._tickets.flights.pop(ticket)
         (row,) = self._replies(flight.key)
         self.queue.withdraw(flight.key, [flight.ticket.party])
-        reply = (
-            Malformed(row["why"])
-            if row["rejected"]
-            else row["why"] or self._reply(lambda: self.blobs.verified(row["blob"]), row["blob"])
-        )
+        stored = StoredReplies(self.blobs.verified)
+        reply = Malformed(row["why"]) if row["rejected"] else row["why"]
+        reply = reply or self._reply(stored, flight.ticket.party, row["blob"])
+        assert not isinstance(reply, PartialSum), "a ticket is answered by one party"
+        if self.keeper is not None and row["why"] is None:
+            yield from self.keeper.keep(flight.ask, {flight.ticket.party: row["blob"]})
         arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self._limited(flight.ask), self._record)
         if arrival.reply is not None:
             self._fused.add((flight.key, flight.ticket.party))
@@ -404,7 +462,7 @@ class NetworkRuntime:
 
     def _give_up_absent(self) -> Steps[bool]:
         """Give up the tickets of absent parties; returns whether there were any."""
-        here = set(self.queue.present([flight.ticket.party for flight in self.flights]))
+        here = set(self.queue.reachable([flight.ticket.party for flight in self.flights]))
         late = (
             time.monotonic() - self.queue.absent_after
         )  # every ticket gets that time, or an absent party loses many at once
@@ -426,7 +484,7 @@ class NetworkRuntime:
 
     def saved(self) -> None:
         """The checkpoint with the last snapshot is on disk: delete messages that only earlier rounds needed."""
-        needed = {"task", "public", *(ask_name(*flight.key[1:]) for flight in self.flights)}
+        needed = {"task", "public", "manifest", *(ask_name(*flight.key[1:]) for flight in self.flights)}
         needed_files = {name: blob for name, blob in self._written.items() if name[0] in needed}
         for blob in set(self._written.values()) - set(needed_files.values()):
             (self.messages / blob.digest).unlink(missing_ok=True)

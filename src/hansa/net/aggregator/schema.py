@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, submitted REAL NOT NULL, status TEXT NOT NULL, reason TEXT,
     order_ BLOB NOT NULL, central TEXT, checkpoint TEXT, model TEXT, summary TEXT);
 CREATE TABLE IF NOT EXISTS job_facts (job TEXT PRIMARY KEY, parties TEXT NOT NULL, secret TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS manifests (job TEXT PRIMARY KEY, manifest BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS rounds (
     job TEXT NOT NULL, round INTEGER NOT NULL, closed REAL NOT NULL, members TEXT NOT NULL, model TEXT NOT NULL,
     head TEXT NOT NULL, line TEXT NOT NULL, PRIMARY KEY (job, round));
@@ -39,11 +40,20 @@ CREATE TABLE IF NOT EXISTS replies (
     UNIQUE (job, round, phase, number, party));
 CREATE INDEX IF NOT EXISTS replies_by_blob ON replies (blob) WHERE spent = 0;
 CREATE INDEX IF NOT EXISTS replies_unspent ON replies (job, round) WHERE spent = 0;
+CREATE TABLE IF NOT EXISTS kept (
+    job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, party INTEGER NOT NULL,
+    reply TEXT NOT NULL, sent TEXT NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (job, round, phase, number, party));
+CREATE INDEX IF NOT EXISTS kept_by_reply ON kept (reply);
+CREATE INDEX IF NOT EXISTS kept_by_sent ON kept (sent);
 CREATE TABLE IF NOT EXISTS log (
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, job TEXT, round INTEGER, party TEXT, event TEXT NOT NULL,
     detail TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS log_begun ON log (job) WHERE event = 'job begun';
 CREATE INDEX IF NOT EXISTS log_absent ON log (job) WHERE event = 'not taking part';
+CREATE TABLE IF NOT EXISTS relayed (
+    job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, work BLOB NOT NULL,
+    PRIMARY KEY (job, round, phase, number));
+CREATE TABLE IF NOT EXISTS vault_marks (party TEXT PRIMARY KEY, mark TEXT NOT NULL, signature TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS nodes (
     level INTEGER NOT NULL, place INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (level, place)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS commits (n INTEGER NOT NULL);

@@ -25,6 +25,7 @@ class Serve:
     jobs: int = 4
     functions: tuple[str, ...] = ()
     min_free: int = 2**28
+    evidence: tuple[str, ...] = ()
     admin: str = f"127.0.0.1:{ADMIN}"
     admin_open: bool = False
     admin_hosts: tuple[str, ...] = ()

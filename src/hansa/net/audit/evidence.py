@@ -97,6 +97,11 @@ def make_statement(federation: str, party: str, key: tuple[str, int, str, int], 
                      answer.staged, answer.why)  # fmt: skip
 
 
+def vault_bytes(federation: str, party: str, mark: str) -> bytes:
+    """The bytes of a mark of a party's vault to sign."""
+    return length_prefixed("vault", [federation, party, mark])
+
+
 class Head(Struct, frozen=True):
     """The aggregator's signed statement: the log up to entry `size` has this root.
 

@@ -49,6 +49,17 @@ class AuditedJob:
     answered: set[Ask] = field(default_factory=set)
     state: str | None = None  # hash of the server's state with the last model; None in logs of version 0.1.0
     ended: bool = False
+    # At a relay, which closes no round: the model with which each round began.
+    relayed: dict[int, str] | None = None
+
+    def base(self, statement: Statement) -> str | None:
+        """The model for which a statement must have been made.
+
+        At a relay all answers of a round name the same model, or none: those from before the first model.
+        """
+        if self.relayed is not None:
+            return statement.model and self.relayed.setdefault(statement.round, statement.model)
+        return self.models[statement.round] if statement.round < len(self.models) else None
 
 
 @dataclass
@@ -201,10 +212,10 @@ class Audit:
             self._revoke(entry)
         elif entry.event in ANSWERS:
             self._answer(entry)
-        elif entry.event == "job submitted":
+        elif entry.event in ("job submitted", "job relayed"):
             if entry.job is None or entry.job in self._jobs:
                 raise entry.fault("it names no job, or a job that was submitted before")
-            self._jobs[entry.job] = AuditedJob()
+            self._jobs[entry.job] = AuditedJob(relayed={} if entry.event == "job relayed" else None)
         elif entry.event == "job begun":
             job = self._job(entry)
             if job.models:
@@ -299,7 +310,7 @@ class Audit:
         late = self._late.get((statement.job, _ask(statement)))
         if late is not None:
             raise Fault(f"{late}: the receipt says that the answer was late, but entry {entry.seq} contains it")
-        if statement.model != (job.models[statement.round] if statement.round < len(job.models) else None):
+        if statement.model != job.base(statement):
             raise entry.fault(
                 f"it was made for a different model than the one at the start of round {statement.round + 1}"
             )

@@ -1,23 +1,22 @@
 """The party's agent: polls for work, runs asks on the party's data, sends replies that its policy allows.
 
-Only the party opens connections. It trains in a separate thread, on one core. Meanwhile the event loop sends heartbeats
-to the aggregator.
+Only the party opens connections. It trains in a separate process (`worker_process`), on one core. Meanwhile the event
+loop sends heartbeats to the aggregator.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import logging
 import math
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -25,38 +24,53 @@ import torch
 import hansa
 from hansa.core import codec, disk
 from hansa.core.answering import answer
-from hansa.core.ask import op_of
+from hansa.core.ask import op_config, op_of
 from hansa.core.crash_points import reach
 from hansa.core.delivery import Deliver
-from hansa.core.determinism import set_deterministic
-from hansa.core.errors import ConfigError, DataError, HansaError, OutOfRange
-from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Wrapper
-from hansa.core.stopping import Brake, Halted, braked, go_on
-from hansa.net.audit.evidence import make_statement, payload_model_digest
+from hansa.core.errors import ConfigError, DataError, HansaError, OutOfRange, PartyError
+from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Wrapper, unwrap
+from hansa.core.post import Post
+from hansa.core.session_op import SessionOp
+from hansa.core.stopping import Halted, go_on
+from hansa.local.solver import LocalSolver
+from hansa.net.audit.evidence import make_statement, payload_model_digest, vault_bytes
 from hansa.net.party import own_models
+from hansa.net.party.approval_gate import ApprovalGate, waits
+from hansa.net.party.approvals import Approvals
+from hansa.net.party.asks import AskFiles, AskOutcome, Runner, read_table
+from hansa.net.party.data_watch import LossWatch
 from hansa.net.party.evaluations import check_rows
 from hansa.net.party.gateway import OwnerGateway
+from hansa.net.party.manifest_checks import ApprovedVault, check_number, refuses_ask
+from hansa.net.party.model_watch import LossRefused, ModelLoss, ModelWatch, SeenModels, training_loss
 from hansa.net.party.policy import parts
+from hansa.net.party.post import HELD, LARGEST
 from hansa.net.party.public_store import PublicStore, named_public
 from hansa.net.party.receipts import Receipts
+from hansa.net.party.restored import check_current, check_present
+from hansa.net.party.sessions import forget_old_sessions
+from hansa.net.party.store import TASK as TASK_FILE
 from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.party.vault import PartyVault, load_secret
-from hansa.net.transport.client import Client, Refusal
+from hansa.net.party.vault_marks import VaultMarks
+from hansa.net.transport.client import Client, Refusal, Unreachable
+from hansa.net.transport.manifest import Manifest, decode_manifest
 from hansa.net.transport.signing import About
-from hansa.net.transport.wire import UNWANTED, Answer, Blob, Receipt, Work, pack, printable, unpack
+from hansa.net.transport.wire import UNWANTED, Answer, Blob, Receipt, VaultMark, Work, pack, printable, unpack
 from hansa.privacy import spent
 from hansa.transforms.downlink import opened_payload, transform_of
 
 log = logging.getLogger("hansa.net")
 HEARTBEAT = 15.0  # seconds between two heartbeats while the worker runs
-WORK = "hansa-work"  # the name of the worker's thread
-STUCK = 60.0  # seconds after which a warning says that stopped work still runs
+STUCK = 30.0  # seconds that stopped work has to reach the end of its step before the worker is killed
 PAUSE = 1.0  # seconds before the next poll after an error
 LAST_STEP = 5.0  # seconds that stopped work has to reach the end of its step before the party leaves
 FATAL = frozenset({401, 403, 426})  # statuses after which polling again is pointless
-HEADER = 2**24  # bytes: the largest header of a message (names, shapes, plain values)
+REPLY = "reply"  # the name of the file with the reply, in the folder of an ask
+SENTENCE = 1800  # characters: the longest reason for a refusal
 ASK = {"op": dict, "payload": dict, "round": int}
 TASK = {"task": dict, "preparations": list}
+Changed = Callable[[Work], bool]  # whether the party's samples are others than in the last round
 Prepared = Callable[[int, dict[str, Any], str], Party]  # (party's number, task, device) -> the party
 
 
@@ -64,16 +78,48 @@ class Unreadable(DataError):
     """The aggregator provided an invalid message."""
 
 
-class Worker:
-    """Runs asks at the party, in one thread: policy, data, training, memory. It opens no connection."""
+class AgentLink(Protocol):
+    """What a worker process asks of its agent."""
 
-    def __init__(self, store: PartyStore, prepare: Prepared) -> None:
-        self._store, self._policy, self._prepare = store, store.policy, prepare
+    def sign(self, data: bytes) -> tuple[bytes, bytes]:
+        """The party's certificate (PEM) and its signature of a message to other parties."""
+
+    def hides(self, job: str, ask: str) -> None:
+        """Learn that an op begins that hides its reply."""
+
+
+class Worker:
+    """Runs asks at the party, in one thread: policy, data, training, memory. It opens no connection.
+
+    `data` returns the digest of the party's samples, by which its query budget knows the data set. In a worker process,
+    `agent` signs for it, and learns when an op begins that hides its reply. `changed` looks for new samples at the
+    beginning of a round. The query budget counts them with those with which the party started.
+    """
+
+    def __init__(self, store: PartyStore, prepare: Prepared, data: Callable[[], str] = str,
+                 agent: AgentLink | None = None, changed: Changed = lambda work: False) -> None:  # fmt: skip
+        self._changed, self._losses = changed, LossWatch(store.folder)
+        self._store, self._policy, self._prepare, self._data = store, store.policy, prepare, functools.cache(data)
         self._memory = PartyMemory(store.folder / "memory", store.policy.limits.jobs)
         self._folder = store.folder
-        self._vault = PartyVault(store.folder, spent, store.policy.privacy.budget, store.policy.peers)
-        self.public = PublicStore(store.folder / "public", store.policy.limits.public)
-        self._ready: tuple[tuple[str, str], Party, str] | None = None
+        self._agent, signer = agent, None if agent is None else agent.sign
+        self.vault = PartyVault(store.folder, spent, store.policy.privacy.budget, store.policy.peers, signer)
+        self.vault.begin_marks()
+        self._watch = ModelWatch(self._memory)
+        self._approvals = Approvals(store.folder)
+        self._public = PublicStore(store.folder / "public", store.policy.limits.public)
+        self._ready: tuple[tuple[str, str, str | None], Party, str] | None = None
+        self._applied: list[dict[str, Any]] = []  # the preparations of that party's data, with all their numbers
+        self.post: Post | None = None  # how an ask exchanges messages with other parties
+
+    @property
+    def seconds(self) -> float:
+        """The most seconds that an ask may take."""
+        return self._policy.limits.seconds
+
+    def declined(self, job: str, ask: str) -> None:
+        """Record that the last worker process ended in an op that hides its reply, which reveals a bit."""
+        self.vault.declined(job, ask)
 
     def take_policy(self) -> None:
         """Begin to use a policy that was read while the party ran. Called between two asks."""
@@ -82,8 +128,8 @@ class Worker:
             return
         self._store.policy, self._store.next_policy = policy, None
         self._policy, self._ready = policy, None  # the party is made again, under the new limits
-        self._memory.jobs, self.public.limit = policy.limits.jobs, policy.limits.public
-        self._vault.limit_to(policy.privacy.budget, policy.peers)
+        self._memory.jobs = policy.limits.jobs
+        self.vault.limit_to(policy.privacy.budget, policy.peers)
 
     def answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
         """Return the reply to an ask, or the reason for a refusal, and whether memory was staged."""
@@ -94,20 +140,24 @@ class Worker:
             if halted.reason is None:
                 raise
             return halted.reason, False
-        except HansaError as error:
-            return str(error), False
+        except HansaError as error:  # its message may quote a tensor of the ask
+            return " ".join(str(error).split())[:SENTENCE], False
         except Exception as error:  # messages of other code may quote the data, so they are only logged
             if isinstance(error, OSError) and error.errno in disk.FULL:
                 raise  # the party's disk is full, perhaps only for now: it will be asked again
-            log.exception("the ask failed", extra=_log_fields(work))
-            exhausted = self._policy.limits.exhausted(error)
-            if exhausted is not None:
-                return exhausted, False
-            return f"the ask failed at the party ({type(error).__name__}); see the party's log", False
+            return self.failed(work, error), False
+
+    def failed(self, work: Work, error: Exception) -> str:
+        """Log an unexpected error; return the reason to send, without the error's message."""
+        log.error("the ask failed", extra=_log_fields(work), exc_info=error)
+        exhausted = self._policy.limits.exhausted(error)
+        return exhausted or f"the ask failed at the party ({type(error).__name__}); see the party's log"
 
     def _answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
         if not _has_fields(message, ASK) or not _has_fields(task, TASK):
             raise DataError("malformed ask: expected op, payload and round, and a task with its preparations")
+        if message["round"] != work.round:
+            raise DataError(f"malformed ask: it is of round {work.round}, and its message of another round")
         op = op_of(message["op"], where="ask")
         settings = self._policy.choose(task["task"], work.party)
         refused = self._policy.refuses_op(op) or self._policy.refuses_model(settings.get("model"))
@@ -117,7 +167,11 @@ class Worker:
             refused = self._policy.refuses_op(transform_of(message["packed"]))
         if refused is not None:
             return refused, False
+        manifest = self._approved(work) if self._policy.approve.needed else None
         refused = self._policy.refuses_weights(op, message["payload"])
+        if refused is None and manifest is not None:
+            name, preparations = self._store.registration()["party"], task["preparations"]
+            refused = refuses_ask(manifest, name, work, op, message, settings, preparations)
         if refused is not None:
             return refused, False
         if isinstance(op, DataOp):  # it only becomes part of the task, which applies it to the data
@@ -127,33 +181,45 @@ class Worker:
             return "a party describes its data only before there is a task or a preparation", False
         if settings:
             where = f" in {self._store.registration()['federation']}" if self._store.enrolled else ""
-            self._vault.fix(work.job, f"task.party_test and task.seed{where}", _split_settings(settings))
+            self.vault.fix(work.job, f"task.party_test and task.seed{where}", _split_settings(settings))
             if "table" in settings:  # another table for every ask would be a question: does a column have this value?
-                self._vault.fix(work.job, f"the columns of the job's table{where}", codec.digest(settings["table"]))
+                self.vault.fix(work.job, f"the columns of the job's table{where}", codec.digest(settings["table"]))
             if "chosen" in settings:
-                self._vault.fix(work.job, f"models for this party{where}", repr(settings["chosen"]))
+                self.vault.fix(work.job, f"models for this party{where}", repr(settings["chosen"]))
         if work.shown and payload_model_digest(message["payload"]) != work.model:
             return "the message does not contain the model at the start of its round, as the ask says", False
-        party = self._party(work, settings, task["preparations"])
+        if self._changed(work):
+            self._ready = None  # the party is made again, of the new samples
+        before, preparations = unwrap(op)[1].continues, task["preparations"]
+        earlier: Memory = {}
+        if before is not None:
+            earlier, preparations = own_models.continued(self._memory, before)
+        party = self._party(work, settings, preparations, before)
         memory = self._memory.recall(work.job, work.tip, {work.base, work.pending})
         if memory is None:
             log.warning("the party's memory is lost; starting with empty memory", extra=_log_fields(work))
             memory = {}
+        memory = earlier | memory
         spec = party.objective.spec
         payload = self._policy.payload(op, opened_payload(message, spec.dim, spec.dtype))
-        data = OwnerGateway(party.data, self._policy, self._vault, work.job, op, payload)
+        data = OwnerGateway(party.data, self._policy, self.vault, work.job, op, payload, self._data())
         data.check(held_out=party.data.tests is None and bool(settings.get("party_test")))
         inputs = self._input_digest(work, memory)  # after the checks: the memory may be as large as the model
         secret = hashlib.blake2b(inputs.encode(), digest_size=32, key=load_secret(self._folder)).digest()
         ask = hashlib.sha256(secret).hexdigest()  # another secret gives other noise, which costs budget again
+        vault, min_cohort = self.vault.for_job(work.job), self._policy.min_cohort
+        if manifest is not None:
+            check_number(manifest, self.vault, op, work)
+            vault = ApprovedVault(self.vault, work.job, manifest)
+            min_cohort = max(min_cohort, manifest.min_cohort)
         data.open(ask)
-        here = replace(
-            party, data=data, round=message["round"], secret=secret, vault=self._vault.for_job(work.job),
-            min_cohort=self._policy.min_cohort, min_rows=self._policy.min_rows,
-        )  # fmt: skip
+        here = replace(party, data=data, round=message["round"], secret=secret, vault=vault, min_cohort=min_cohort,
+                       min_rows=self._policy.min_rows, post=self.post)  # fmt: skip
 
+        trains = any(isinstance(part, (LocalSolver, SessionOp)) and not part.evaluates for part in parts(op))
+        seen = self._check_model(work, ask, op, replace(here, data=party.data), payload) if trains else None
         if isinstance(op, Deliver):
-            own_models.keep(self._memory, work.job, party, op.used_by, payload, memory, settings, task["preparations"])
+            own_models.keep(self._memory, work.job, party, op.used_by, payload, memory, settings, self._applied)
 
         def run() -> tuple[Reply, Memory]:
             device = party.objective.device
@@ -164,20 +230,55 @@ class Worker:
             reach("party.trained")
             return result
 
-        return answer(op, run, lambda: data.spent, lambda staged: self._memory.stage(work.job, work.ask, staged))
+        answered = answer(op, run, lambda: data.spent, lambda staged: self._memory.stage(work.job, work.ask, staged))
+        if seen is not None:
+            self._watch.remember(work.job, seen)
+        self._losses.hear(work, op, answered[0])
+        return answered
+
+    def _check_model(self, work: Work, ask: str, op: Op, party: Party, payload: Payload) -> SeenModels:
+        """Raise a PartyError for a model that the owner does not let the party train (`[broadcast]`)."""
+        limits = self._policy.broadcast
+
+        def loss() -> float:
+            self.vault.may_refuse(work.job, ask, limits.refusals)
+            data = OwnerGateway(party.data, self._policy, self.vault, work.job, ModelLoss(), payload, self._data())
+            data.for_itself()
+            data.open(ask)
+            try:
+                return training_loss(replace(party, data=data), _to_device(payload, party.objective.device))
+            finally:
+                data.close()
+
+        try:
+            return self._watch.check(limits, work.job, work.round, op, payload, loss)
+        except PartyError as error:
+            if isinstance(error, LossRefused):
+                self.vault.refused(work.job, ask)
+            log.warning("model refused: %s", error, extra=_log_fields(work))
+            raise
+
+    def _approved(self, work: Work) -> Manifest:
+        """The manifest that was approved, if it is that of the ask; else a PartyError."""
+        last = self._approvals.last_decided(work.job)
+        if last is None or not last[0].approved or work.manifest is None or last[0].manifest != work.manifest.digest:
+            raise PartyError(waits(work.job))
+        return decode_manifest(last[1])
 
     def _run(self, job: str, ask: str, op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         """Run an op. The vault counts how often an op that hides its reply fails on the data."""
-        check_rows(op, party, payload, memory)
         floor = self._policy.privacy
         hidden = (floor.secure or floor.active) and isinstance(op, Wrapper)
         if hidden:
-            self._vault.may_decline(job, ask, floor.declines)
+            self.vault.may_decline(job, ask, floor.declines)
+            if self._agent is not None:
+                self._agent.hides(job, ask)
         try:
+            check_rows(op, party, payload, memory)  # it runs the model on samples, which may fail
             return op.run(party, payload, memory)
-        except Exception as error:
-            if hidden and (isinstance(error, OutOfRange) or not isinstance(error, HansaError)):
-                self._vault.declined(job, ask)
+        except (Exception, Halted) as error:
+            if hidden and _tells(error):
+                self.vault.declined(job, ask)
             raise
 
     def _input_digest(self, work: Work, memory: Memory) -> str:
@@ -192,22 +293,37 @@ class Worker:
                  "device": self._policy.device, "versions": [hansa.__version__, torch.__version__]}  # fmt: skip
         return codec.digest(inputs)
 
-    def _party(self, work: Work, task: dict[str, Any], preparations: list[Any]) -> Party:
-        """The party with prepared data and model, cached until the task changes."""
-        key = (work.job, work.task.digest)
+    def _party(self, work: Work, task: dict[str, Any], preparations: list[Any], before: str | None) -> Party:
+        """The party with prepared data and model, cached until the task changes.
+
+        `before` is the job whose preparations they are, if it is another one.
+        """
+        key = (work.job, work.task.digest, before)
         if self._ready is None or self._ready[0] != key:
             if "public" in task:
-                task = {**task, "public": self.public.read(task["public"]["digest"])}
+                task = {**task, "public": self._public.read(task["public"]["digest"])}
             party = self._prepare(work.party, self._policy.split(task), self._policy.device)
+            applied: list[dict[str, Any]] = []
             for step in preparations:
                 go_on()
                 op: Op = op_of(step["op"], where="task")
-                refused = self._policy.refuses_op(op) or self._policy.refuses_weights(op, step["payload"])
+                refused = self._policy.refuses_preparation(op) or self._policy.refuses_weights(op, step["payload"])
+                refused = refused if before is None else None  # its own record: the job was allowed to prepare data
                 if refused is not None or not isinstance(op, DataOp):
                     raise ConfigError(refused or f"{op.name!r} is not a preparation of data")
-                op.apply(party, step["payload"])
+                op, learned = op.resolved(party, step["payload"])
+                op.apply(party, learned)
+                applied.append({"op": op_config(op), "payload": learned})
+            self._applied = applied
             self._ready = (key, party, party.data.digest())
         return self._ready[1]
+
+
+def _tells(error: BaseException) -> bool:
+    """Whether an error in an op may depend on the samples: also that it took too long, as when its worker is killed."""
+    if isinstance(error, Halted):
+        return error.reason is not None
+    return isinstance(error, OutOfRange) or not isinstance(error, HansaError)
 
 
 def _has_fields(tree: dict[str, Any], kinds: Mapping[str, type]) -> bool:
@@ -235,6 +351,10 @@ def _to_device(tree: Any, device: torch.device) -> Any:
     return [_to_device(value, device) for value in tree] if isinstance(tree, list) else tree
 
 
+def _path(work: Work) -> str:
+    return f"/v1/jobs/{work.job}/asks/{work.round}/{work.phase}/{work.number}"
+
+
 def _log_fields(work: Work) -> dict[str, Any]:
     return {"job": work.job, "round": work.round, "detail": {"ask": work.ask}}
 
@@ -242,84 +362,131 @@ def _log_fields(work: Work) -> dict[str, Any]:
 class Agent:
     """Connects a party's worker with the aggregator."""
 
-    def __init__(self, store: PartyStore, client: Client, worker: Worker) -> None:
-        self.store, self.client, self.worker = store, client, worker
+    def __init__(self, store: PartyStore, client: Client, runner: Runner) -> None:
+        self.store, self.client, self._runner = store, client, runner
         self._instance = store.registration()["instance"]
-        self._task: tuple[str, dict[str, Any]] | None = None
-        self._receipts = Receipts(store.folder)
+        self._receipts, self._public = Receipts(store.folder), PublicStore(store.folder / "public", 0)
+        self._marks = VaultMarks(store.folder)
+        self._guard = store.guard(client)
+        self._gate = ApprovalGate(store, client, Approvals(store.folder))
+        self._task: tuple[str, Path, Blob | None] | None = None  # digest, file, and the public samples that it names
 
     async def run(self, until: float = math.inf) -> None:
         """Poll for work and do it, until that time (seconds since 1970); running work is completed.
 
         Raises a Refusal if the aggregator does not accept this party any more.
         """
+        current = False  # whether the vault was compared with the newest answers
         while time.time() < until:
             try:
+                await self._guard.check()
+                if not current:
+                    await self._check_vault()
+                    current = True
                 work = await self._poll()
-                if work is not None:
-                    self.worker.take_policy()
-                    await self._process(work)
+                if work is None:
+                    forget_old_sessions(self.store.folder)
+                else:
+                    self._runner.take_policy()
+                    with tempfile.TemporaryDirectory(dir=self.store.folder, prefix="fetch-") as folder:
+                        await self._process(work, Path(folder))
             except Refusal as error:
                 if error.status in FATAL:
                     raise
                 log.warning(str(error))
                 await asyncio.sleep(PAUSE)
+            except Unreachable:
+                if not self._guard.renewed():
+                    raise
             except (DataError, OSError) as error:  # OSError: the party's disk is full, for example
                 log.warning(str(error))
                 await asyncio.sleep(PAUSE)
 
+    async def _check_vault(self) -> None:
+        """Raise a ConfigError if the vault is older than the newest answers, by the receipts or by the aggregator."""
+        newest = await self._handed_back()
+        stored = self._receipts.newest_mark()
+        await asyncio.to_thread(check_current, self.store.folder, self._marks, stored, newest)
+
+    async def _handed_back(self) -> str | None:
+        """The newest mark of this party's vault that the aggregator has, if this party signed it."""
+        try:
+            _, data = await self.client.call("GET", "/v1/vault")
+        except Refusal as error:
+            if error.status != 404:  # an aggregator of version 0.2
+                raise
+            return None
+        if not data:
+            return None
+        signed, registration = unpack(data, VaultMark), self.store.registration()
+        text = vault_bytes(registration["federation"], registration["party"], signed.mark)
+        return signed.mark if self._receipts.signed(text, signed.signature, self.store.identity().key) else None
+
     async def _poll(self) -> Work | None:
         wait = self.client.pace.poll  # as the aggregator last announced
-        _, data = await self.client.call("GET", f"/v1/work?instance={self._instance}&wait={wait:.0f}", wait=wait)
+        wait, unapproved = await self._gate.poll(wait)
+        query = f"instance={self._instance}&wait={wait:.0f}{unapproved}"
+        _, data = await self.client.call("GET", f"/v1/work?{query}", wait=wait)
         return unpack(data, Work) if data else None
 
-    async def _process(self, work: Work) -> None:
+    async def _process(self, work: Work, folder: Path) -> None:
         log.info("ask received", extra=_log_fields(work))
-        path = f"/v1/jobs/{work.job}/asks/{work.round}/{work.phase}/{work.number}"
-        about = About(work.job, work.round, work.ask)
-        refused = self.store.policy.refuses_work(work)
-        reply: Reply | str
-        staged = False
-        if refused is None:
+        check_present(self.store.folder, self._marks)
+        path = _path(work)
+        outcome = AskOutcome(why=self.store.policy.refuses_work(work))
+        if outcome.why is None and self.store.policy.approve.needed:
+            verdict = await self._gate.check(path, work)
+            if verdict.status == "waiting" and work.phase == "describe":
+                return  # no answer: the job begins when enough owners have decided
+            outcome = AskOutcome(why=verdict.why or None)
+        if outcome.why is None:
             try:
-                message, task = await self._fetch_ask(path, work)
+                files = await self._fetch_ask(path, work, folder)
             except Unreadable as error:
-                reply = str(error)
+                outcome = AskOutcome(why=str(error))
             else:
                 reach("party.fetched")
                 try:
-                    reply, staged = await self._run_worker(work, message, task)
+                    outcome = await self._run_worker(work, files)
                 except Halted:
                     log.info("stopped: the aggregator no longer waits for the reply", extra=_log_fields(work))
                     return
-        else:
-            reply = refused
         try:
-            receipt = await self._send_answer(path, about, work, reply, staged)
+            receipt = await self._send_answer(path, work, outcome, folder / REPLY)
         except Refusal as error:
             if error.status != 400:
                 raise
             why = f"the aggregator does not accept the reply: {error}"
-            receipt = await self._send_answer(path, about, work, why, False)
+            receipt = await self._send_answer(path, work, AskOutcome(why=why), folder / REPLY)
         extra = _log_fields(work)
-        extra["detail"]["why"] = reply if isinstance(reply, str) else receipt.why
-        log.log(logging.INFO if receipt.why is None else logging.WARNING, f"answer {receipt.status}", extra=extra)
+        extra["detail"]["why"] = outcome.why or receipt.why
+        refused = outcome.why is not None and receipt.why is None
+        event = "ask refused" if refused else f"answer {receipt.status}"
+        log.log(logging.INFO if receipt.why is None else logging.WARNING, event, extra=extra)
 
-    async def _fetch_ask(self, path: str, work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Fetch the message of an ask, and its task unless it is cached."""
-        with tempfile.TemporaryDirectory(dir=self.store.folder, prefix="fetch-") as folder:
-            if self._task is None or self._task[0] != work.task.digest:
-                self._task = (work.task.digest, await self._fetch(f"{path}/task", work.task, Path(folder) / "task"))
-            await self._fetch_public(f"{path}/public", self._task[1], Path(folder) / "public")
-            return await self._fetch(f"{path}/message", work.message, Path(folder) / "message"), self._task[1]
+    async def _fetch_ask(self, path: str, work: Work, folder: Path) -> AskFiles:
+        """Fetch the message of an ask, its task unless that is here, and the public samples that the task names."""
+        if self._task is None or self._task[0] != work.task.digest:
+            await self._fetch_task(f"{path}/task", work.task, folder / "task")
+        assert self._task is not None
+        _, task, public = self._task
+        await self._fetch_public(f"{path}/public", public, folder / "public")
+        return AskFiles(await self.client.fetch(f"{path}/message", work.message, folder / "message"), task,
+                        folder / REPLY)  # fmt: skip
 
-    async def _fetch_public(self, path: str, task: dict[str, Any], into: Path) -> None:
-        """Fetch the public samples that a task names, unless they are stored; Unreadable says why they are refused."""
+    async def _fetch_task(self, path: str, blob: Blob, into: Path) -> None:
+        """Fetch a task, which stays here as a file until there is another one."""
+        await self.client.fetch(path, blob, into)
         try:
-            blob = named_public(task)
+            public = named_public(await asyncio.to_thread(read_table, into))
         except DataError as error:
             raise Unreadable(str(error)) from None
-        if blob is None or await asyncio.to_thread(self.worker.public.has, blob):
+        self._task = None
+        self._task = blob.digest, into.replace(self.store.folder / TASK_FILE), public
+
+    async def _fetch_public(self, path: str, blob: Blob | None, into: Path) -> None:
+        """Fetch public samples, unless they are stored; Unreadable says why they are refused."""
+        if blob is None or await asyncio.to_thread(self._public.has, blob):
             return
         refused = self.store.policy.refuses_public(blob)
         if refused is not None:
@@ -329,51 +496,39 @@ class Agent:
         except DataError:
             why = f"the public samples that it was sent are not those that the task names (SHA-256 {blob.digest[:12]})"
             raise Unreadable(why) from None
-        await asyncio.to_thread(self.worker.public.add, into, blob)
+        self._public.limit = self.store.policy.limits.public
+        await asyncio.to_thread(self._public.add, into, blob)
 
-    async def _fetch(self, path: str, blob: Blob, into: Path) -> dict[str, Any]:
-        await self.client.fetch(path, blob, into)
+    async def _run_worker(self, work: Work, files: AskFiles) -> AskOutcome:
+        """Have the ask answered and send heartbeats meanwhile. Work that does not stop in time is ended."""
+        running = self._runner.begin(work, files, functools.partial(self._talk, work))
+        beating = asyncio.ensure_future(self._send_heartbeats(work))
         try:
-            tree = await asyncio.to_thread(lambda: codec.decode(into.read_bytes(), HEADER))
-        except DataError as error:
-            raise Unreadable(str(error)) from None
-        if not isinstance(tree, dict):
-            raise Unreadable("invalid message: expected a table")
-        return tree
-
-    async def _run_worker(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
-        """Run the worker in a thread and send heartbeats meanwhile."""
-        result: Future[tuple[Reply | str, bool]] = Future()
-        brake = Brake(self.store.policy.limits.seconds)
-
-        def run() -> None:
-            torch.set_num_threads(1)
-            set_deterministic(True)
-            try:
-                with braked(brake):
-                    result.set_result(self.worker.answer(work, message, task))
-            except (OSError, Halted) as error:
-                result.set_exception(error)
-
-        # A daemon thread: a process that exits does not wait for a long step. The ask will be repeated.
-        threading.Thread(target=run, name=WORK, daemon=True).start()
-        waiting, beating = asyncio.wrap_future(result), asyncio.ensure_future(self._send_heartbeats(work))
-        try:
-            await asyncio.wait((waiting, beating), timeout=brake.seconds + STUCK, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                brake.pull()
-                while not (await asyncio.wait((waiting,), timeout=STUCK))[0]:  # two asks must not run at the same time
-                    log.warning("waiting for stopped work to reach the end of a long step", extra=_log_fields(work))
+            await asyncio.wait((running.done, beating), timeout=self.store.policy.limits.seconds + STUCK,
+                               return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+            if not running.done.done():
+                if beating.done():
+                    running.stop()
+                else:
+                    running.end()
+                while not (await asyncio.wait((running.done,), timeout=STUCK))[0]:  # one ask at a time
+                    running.end()
                 if beating.done():
                     beating.result()  # raises the aggregator's refusal
-            return waiting.result()
+            return running.done.result()
         finally:
-            brake.pull()
-            waiting.add_done_callback(
+            running.done.add_done_callback(
                 lambda done: done.cancelled() or done.exception()
             )  # marks an exception as retrieved
             beating.cancel()  # may hang on a dead connection; the reply does not wait
-            await asyncio.wait((waiting,), timeout=LAST_STEP)  # it has ended already unless this party leaves
+            if not running.done.done():  # this party leaves
+                running.stop()
+                await asyncio.wait((running.done,), timeout=LAST_STEP)
+
+    async def _talk(self, work: Work, request: bytes) -> bytes:
+        """Pass a request of a session on to the mailboxes of an ask; return the response."""
+        _, response = await self.client.call("POST", f"{_path(work)}/session", request, limit=LARGEST, wait=HELD)
+        return response
 
     async def _send_heartbeats(self, work: Work) -> None:
         """Send heartbeats until the aggregator no longer waits for this reply."""
@@ -384,30 +539,40 @@ class Agent:
             if UNWANTED in headers:
                 return
 
-    async def _send_answer(self, path: str, about: About, work: Work, reply: Reply | str, staged: bool) -> Receipt:
+    async def _send_answer(self, path: str, work: Work, outcome: AskOutcome, reply: Path) -> Receipt:
         """Send an answer with its signed statement; return the receipt, which is checked and on disk."""
-        data, blob, weight, why = b"", None, None, None
-        if isinstance(reply, str):
-            why = printable(reply[:4096]) or "no reason given"
+        await self._guard.check()  # the connection may be a new one
+        data, blob, why = b"", None, None
+        if outcome.why is not None:
+            why = printable(outcome.why[:4096]) or "no reason given"
         else:
-            data = await asyncio.to_thread(codec.encode, reply.tree())
-            blob, weight = Blob(hashlib.sha256(data).hexdigest(), len(data)), reply.weight
-        answer = Answer(work.message.digest, "", blob, weight, staged, why, work.model, work.shown)
-        registration = self.store.registration()
+            data, digest = await asyncio.to_thread(_read_hashed, reply)
+            blob = Blob(digest, len(data))
+        registration, mark = self.store.registration(), await asyncio.to_thread(self._marks.mark)
+        marked = self.client.sign(vault_bytes(registration["federation"], registration["party"], mark))
+        answer = Answer(work.message.digest, "", blob, outcome.weight, outcome.staged, why, work.model, work.shown,
+                        VaultMark(mark, marked))  # fmt: skip
         await self._receipts.expect(self.client, registration["federation"])
         key = (work.job, work.round, work.phase, work.number)
         statement = make_statement(registration["federation"], registration["party"], key, answer)
         answer = msgspec.structs.replace(answer, signature=self.client.sign(statement.signed_bytes()))
         data = await self.client.upload_and_post(
-            f"{path}/parts", answer.blob, memoryview(data), f"{path}/reply", pack(answer), about
-        )
+            f"{path}/parts", answer.blob, memoryview(data), f"{path}/reply", pack(answer),
+            About(work.job, work.round, work.ask),
+        )  # fmt: skip
         receipt = unpack(data, Receipt)
         while True:
             try:
-                await self._receipts.keep(receipt, statement, answer.signature)
+                await self._receipts.keep(receipt, statement, answer.signature, mark)
                 break
             except OSError as error:  # a receipt is sent only once: nothing else is done before it is stored
                 log.error("cannot store the receipt yet: %s", error, extra=_log_fields(work))
                 await asyncio.sleep(PAUSE)
         reach("party.received")
         return receipt
+
+
+def _read_hashed(path: Path) -> tuple[bytes, str]:
+    """The bytes of a file, and their SHA-256."""
+    data = path.read_bytes()
+    return data, hashlib.sha256(data).hexdigest()

@@ -2,8 +2,7 @@
 
 Metrics of a model that the aggregator chooses reveal something about the test samples. With a single sample, one model
 per feature reads the sample; with many samples, enough evaluations tell them apart. So a party evaluates only on a
-minimum number of test samples, and only a limited number of times, per job and over all jobs. A limit per job alone
-would not be enough, since the aggregator names the jobs.
+minimum number of test samples, and only a limited number of times (`[budget]`, see `query_budget`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hansa.core.errors import ConfigError, PartyError
+from hansa.core.errors import ConfigError, OutOfRange
 from hansa.core.op import Memory, Op, Party, Payload, unwrap
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build
@@ -28,7 +27,7 @@ def evaluates(op: Op) -> bool:
 
 
 def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
-    """Raise a PartyError for a model that depends on the position of a sample.
+    """Raise an OutOfRange for a model that depends on the position of a sample, or fails on samples.
 
     Such a model could have known outputs for all samples but one, so that the metric reveals that sample. The model is
     run on one sample and on two: parameters per row give a wrong number of outputs, or fail.
@@ -45,12 +44,12 @@ def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
         with contextlib.suppress(RuntimeError):  # parameters for another number of rows
             shapes.append((len(rows), predictor.outputs(party.objective, own, rows).shape))
     if len(shapes) < 2 or any(shape != (rows, *shapes[0][1][1:]) for rows, shape in shapes):
-        raise PartyError("the model must give one output per sample, independent of its position")
+        raise OutOfRange("the model must give one output per sample, independent of its position")
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The table `[evaluate]`: the fewest test samples, and the most evaluations per job and over all jobs.
+    """The table `[evaluate]`: the fewest test samples, and the most that one evaluation tells of them.
 
     `numbers` is the most numbers of an evaluation with chosen metrics: the counts of a confusion matrix, or of scores
     in bins, tell more than a mean. `groups` has the columns that test samples may be grouped by, with their groups; by
@@ -62,8 +61,6 @@ class Evaluations:
     """
 
     min_samples: int | None = None
-    per_job: int | None = None
-    total: int | None = None
     numbers: int | None = None
     groups: dict | None = None  # type: ignore[type-arg]
 
@@ -123,10 +120,10 @@ def _groups_of(column: str, groups: Any) -> tuple[tuple[float, ...], tuple[float
     values = groups if edges is None else edges
     if not isinstance(values, list) or not values or not all(type(v) in (int, float) for v in values):
         raise ConfigError(
-            f"evaluate.groups: {column!r} needs a list of values such as [0, 1], or a table {{ edges = [40, 60] }}"
+            f"groups: {column!r} needs a list of values such as [0, 1], or a table {{ edges = [40, 60] }}"
         )
     numbers = tuple(map(float, values))
     return (numbers, ()) if edges is None else ((), numbers)
 
 
-FLOORED = Evaluations(min_samples=20, per_job=100, total=1000, numbers=200, groups={})
+FLOORED = Evaluations(min_samples=20, numbers=200, groups={})

@@ -8,42 +8,46 @@ from typing import Any
 
 from hansa.core.budget import PrivateOp
 from hansa.core.errors import PartyError
-from hansa.core.gateway import SampleGateway
+from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.op import Op, Payload, unwrap
 from hansa.data.describe import Describe, over_columns
 from hansa.kernel.gateway import GuardedGateway
-from hansa.net.party.evaluations import Evaluations
 from hansa.net.party.policy import Policy
+from hansa.net.party.query_budget import QueryBudget
 from hansa.net.party.vault import PartyVault
 
 
 @dataclass(frozen=True)
 class JobLedger:
-    """The readings of one job, recorded in the party's vault within the owner's quotas."""
+    """The readings of one job, recorded in the party's vault within the owner's budget. `data` is the data set."""
 
     vault: PartyVault
     job: str
-    evaluations: Evaluations
-    matches: int
+    data: str
+    budget: QueryBudget
 
-    def charge(self, ask: str, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
-        return self.vault.charge(self.job, ask, op, n, payload)
-
-    def evaluate(self, ask: str) -> None:
-        self.vault.evaluate(self.job, ask, self.evaluations)
-
-    def match(self, ask: str) -> None:
-        self.vault.match(self.job, ask, self.matches)
+    def read(self, ask: str, purpose: Purpose, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
+        return self.vault.read(self.job, ask, purpose, self.data, op, n, payload, self.budget)
 
 
 class OwnerGateway(GuardedGateway):
-    """The samples of a deployed party for one ask. `check` compares the ask with the owner's limits."""
+    """The samples of a deployed party for one ask. `check` compares the ask with the owner's limits, before `open`."""
 
-    def __init__(self, samples: SampleGateway, policy: Policy, vault: PartyVault, job: str, op: Op,
-                 payload: Payload) -> None:  # fmt: skip
+    def __init__(self, samples: SampleGateway, policy: Policy, vault: PartyVault, job: str, op: Op, payload: Payload,
+                 data: str = "") -> None:  # fmt: skip
         self._policy, self._limits = policy, policy.evaluate.under(policy.privacy.exists)
-        super().__init__(samples, JobLedger(vault, job, self._limits, policy.matches), op, payload)
-        self.least = self._limits.min_samples or 0
+        ledger = JobLedger(vault, job, data, policy.queries)
+        super().__init__(samples, ledger, op, payload, policy.ranges)
+        self.least, self._checked = self._limits.min_samples or 0, False
+
+    def open(self, ask: str) -> None:
+        if not self._checked:
+            raise PartyError("the ask was not compared with the owner's limits")
+        super().open(ask)
+
+    def for_itself(self) -> None:
+        """Admit a reading that the party makes for itself: of what leaves, at most a counted refusal depends on it."""
+        self._checked = True
 
     def check(self, held_out: bool) -> None:
         """Raise a PartyError if the ask exceeds the owner's limits.
@@ -55,7 +59,17 @@ class OwnerGateway(GuardedGateway):
             raise PartyError(
                 "its policy does not let jobs match its rows with those of other parties; see matches in party.toml"
             )
+        if unwrap(op)[1].fuzzy and not policy.fuzzy:
+            raise PartyError(
+                "its policy does not let jobs match its rows by how alike ids are, which reveals more than a private "
+                "intersection; see fuzzy in party.toml"
+            )
+        if unwrap(op)[1].scores_people and not policy.scores:
+            raise PartyError(
+                "its policy does not let jobs tell the operator the scores of single people; see scores in party.toml"
+            )
         refused = policy.privacy.refuses(op, self.n, payload, held_out)
         refused = refused or self._limits.refuses(op, self.tests) or policy.limits.refuses(op, self.n, payload)
         if refused is not None:
             raise PartyError(refused)
+        self._checked = True

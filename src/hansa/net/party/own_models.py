@@ -14,11 +14,11 @@ from hansa.artifacts import saved_model
 from hansa.artifacts.run_folder import beside, write_json
 from hansa.core import codec, disk
 from hansa.core.ask import op_of
-from hansa.core.errors import ConfigError, DataError
+from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.op import DataOp, Memory, Party, Payload
 from hansa.core.params import Params
 from hansa.core.predictor import NetworkPredictor, Predictor
-from hansa.core.registry import build
+from hansa.core.registry import build, lookup
 from hansa.data.apply_table import ApplyTable, TablePlan
 from hansa.data.class_weights import WeighClasses
 from hansa.net.party.policy import Policy
@@ -39,6 +39,18 @@ def keep(memories: PartyMemory, job: str, party: Party, predictor: str, payload:
     memories.put(job, FILE, tree)
 
 
+def continued(memories: PartyMemory, job: str) -> tuple[Memory, list[Any]]:
+    """A party's memory at the end of a job, and the preparations of its data; a PartyError if it has not kept them."""
+    known = {path.parent.name for path in memories.folder.glob(f"*/{FILE}")}  # the aggregator names the job
+    tree = memories.get(job, FILE) if job in known else None
+    if tree is None:
+        raise PartyError(
+            f"it has kept no model of the job {job!r}: the job has not finished, this party was not there at its end, "
+            "or other jobs have replaced it since (limits.jobs in party.toml)"
+        )
+    return tree["memory"], tree["preparations"]
+
+
 def jobs(state: Path) -> list[str]:
     """The jobs of which a party has a model of its own."""
     return sorted(path.parent.name for path in (state / "memory").glob(f"*/{FILE}"))
@@ -53,7 +65,14 @@ def export(state: Path, job: str | None, out: Path) -> Path:
         raise ConfigError(f"{state} is not the folder of a party; give the --state of its `hansa join`")
     if beside(out) == out:
         raise ConfigError(f"--out: {out} ends with .json; name a model file, for example own.safetensors")
-    tree = _read(state, job if job is not None else _only(state))
+    job = job if job is not None else _only(state)
+    tree = _read(state, job)
+    kind: Any = lookup("predictor", tree["predictor"])
+    if kind.joint:
+        raise ConfigError(
+            f"the parts of the model of the job {job!r} lie at several parties, so this party alone cannot predict; "
+            "the operator asks all of them with `hansa predict --federation`"
+        )
     try:
         with Policy.read(state / "party.toml").only_listed():  # the names are the aggregator's choice
             disk.put(out, codec.pieces(_own_model(tree)))  # readable for its owner alone, as the party's folder

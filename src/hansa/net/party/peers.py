@@ -11,21 +11,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hansa.core.errors import HansaError, PartyError
 from hansa.net.transport import certificates, keys
 
+Signer = Callable[[bytes], tuple[bytes, bytes]]  # data -> certificate (PEM) and signature
+
 
 class Peers:
-    """Signs for the party of a folder and checks other parties; `pins` maps names to certificate fingerprints."""
+    """Signs for the party of a folder and checks other parties; `pins` maps names to certificate fingerprints.
 
-    def __init__(self, folder: Path, pins: Mapping[str, str]) -> None:
-        self._folder, self._pins = folder, dict(pins)
+    A worker process has its agent sign (`signer`).
+    """
+
+    def __init__(self, folder: Path, pins: Mapping[str, str], signer: Signer | None = None) -> None:
+        self._folder, self._pins, self._signer = folder, dict(pins), signer
 
     def sign(self, data: bytes) -> tuple[bytes, bytes]:
         """Return this party's certificate (PEM) and its signature of `data`."""
+        if self._signer is not None:
+            return self._signer(data)
         certificate = certificates.read_certificate(self._folder / "cert.pem", self._folder / "ca.pem")
         return certificate, keys.read_key(self._folder / "key.pem").sign(data)
 

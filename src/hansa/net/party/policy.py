@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hansa.core.budget import Budget
@@ -24,12 +25,17 @@ from hansa.core.other_model import ARCHITECTURE
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import Part, field_types, fill, from_config, own_function
 from hansa.data.class_weights import WeighClasses
+from hansa.kernel.ranges import RANGES, Ranges
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import FineTune, FineTunedPredictor
 from hansa.local.solver import WORK, LocalSolver
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.function import functions
+from hansa.net.party.approve_rules import SIGNED, SIGNING, Approve
+from hansa.net.party.broadcast import Broadcasts
 from hansa.net.party.evaluations import Evaluations, evaluates
+from hansa.net.party.query_budget import QueryBudget
+from hansa.net.party.trust import Trust
 from hansa.net.party.workload import Workload
 from hansa.net.transport.wire import Blob, Work
 from hansa.transforms import Packed, Transform
@@ -37,7 +43,13 @@ from hansa.transforms import Packed, Transform
 LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone requires: less hides almost nothing
 PACKED = Packed.name  # the op that applies a transform: the policy names the transform instead
 NOT_LISTED = "is not among the functions that its policy allows (functions in party.toml)"
+CURIOUS = "a curious aggregator that follows the protocol, not one that lies"  # as secure sums say it
 DECLINES = 20  # secure sums that a party may decline, over all jobs
+MOVED = {  # settings of version 0.2, and what replaces them
+    ("privacy", "clip"): "clip in the table [ranges]",
+    ("evaluate", "per_job"): "per_job = { evaluate = ... } in the table [budget]",
+    ("evaluate", "total"): "total = { evaluate = ... } in the table [budget]",
+}
 TOML = """\
 # What this party takes part in. It gives a reason for each refusal, and the aggregator reports it.
 # Names may have wildcards: "heart-*".
@@ -54,6 +66,12 @@ TOML = """\
 #                    # node are counted with those of its sibling
 # matches = 0        # asks, over all jobs, that may read the ids of this party's rows, to match them with rows of other
 #                    # parties: it reveals whom they have in common. 0 refuses jobs over columns
+# fuzzy = false      # whether they may also be matched by likeness (linkage): then the aggregator gets encodings of all
+#                    # ids, which can be guessed by whoever knows the parties' key
+# scores = false     # whether the operator may ask a joint model of this party for scores of people, by their ids. Each
+#                    # such job counts as one of `matches`, and asks for at most limits.people people
+# keep_replies = false   # whether a job may keep this party's replies after their rounds ([audit] keep_replies), for
+#                    # attacks that measure what they reveal; nobody sees an aggregator that keeps them secretly
 # class_weights = 1000.0    # a job may weigh classes in the training loss by 1/1000 to 1000; 1 refuses other weights
 # max_bytes = 17179869184   # the largest message to fetch
 # device = "cpu"     # where to train
@@ -63,7 +81,6 @@ TOML = """\
 # delta = 1e-5
 # dp = false         # train only if the reply is differentially private (dp-sgd)
 # sigma = 0.3        # and has at least this noise multiplier
-# clip = [1e-6, 1e6] # and clips each sample's gradient to a norm in this range
 # discrete = false   # and adds noise in exact arithmetic: refuses local.mechanism = "float"
 # secure = false     # train only if the update is hidden in a secure sum
 # active = false     # and only with signed masks: a job's privacy.active alone would be the aggregator's word
@@ -71,12 +88,34 @@ TOML = """\
 
 # [evaluate]         # limits on metrics of this party's test samples; these are the defaults with a floor
 # min_samples = 20   # the fewest test samples for an evaluation
-# per_job = 100      # evaluations per job
-# total = 1000       # evaluations over all jobs
 # numbers = 200      # the most numbers of an evaluation: metrics, classes, bins and groups (without a floor: any)
 # groups = { sex = [0, 1], age = { edges = [40, 60] } }   # columns that jobs may group test samples by, and into which
 #                    # groups; with a floor none, without one any. A party with a group of fewer than min_samples test
 #                    # samples tells nothing of the groups of that column
+
+# [budget]           # asks that may read this party's samples, over all jobs; a repeated ask counts once. The kinds are
+#                    # train, statistics, evaluate, describe and match
+# queries = 10000    # the budget of all kinds together; default: no limit
+# costs = { evaluate = 1, match = 10 }   # what an ask of each kind costs, by default 1
+# total = { evaluate = 1000 }    # the most asks of a kind; with a floor 1000 evaluations, without one no limit
+# per_job = { evaluate = 100 }   # and in each job; with a floor 100 evaluations, without one no limit
+# renew = false      # true: other samples (--data) begin a new budget. Answers about two data sets that differ in one
+#                    # row may tell of that row
+
+# [ranges]           # the numbers that a job may choose, by field or by part and field; these are some of the defaults
+# batch = [1, 1000000000]        # a lower bound of 32 refuses updates of fewer samples per step
+# lr = [0.0, 1e6]
+# clip = [1e-9, 1e9]             # dp-sgd itself: 1e-6 to 1e6
+# sigma = [0.0, 1e6]
+# "secure-masked.range" = [1e-12, 1e30]
+
+# [broadcast]        # checks of the models that this party is asked to train
+# rounds = true      # refuse to train for an earlier round than before in the job
+# replays = false    # refuse a model of an earlier round of the job
+# norm = 10.0        # the largest norm of the change since the last model; without it: any
+# factor = 10.0      # and at most this many times the median of the changes before; without it: any
+# loss = 3.0         # the loss on this party's samples is at most this many times the median before; without it: any
+# refusals = 20      # models, over all jobs, that it may refuse for their loss (each reveals a bit); then it stops
 
 # [limits]           # the most work per ask
 # epochs = 10000
@@ -84,9 +123,30 @@ TOML = """\
 # seconds = 86400    # an ask that takes longer is stopped
 # parameters = 1000000000   # of a model that comes with hansa or its plug-ins
 # participants = 10000      # parties that this one shares secrets with in a secure sum, or messages in a route
+# people = 10000000         # people that another party may bring to be matched with the people of this one, per job
 # jobs = 1000        # jobs whose memory this party keeps; beyond that, it deletes those that trained longest ago
 # public = 1073741824       # bytes of public samples that this party stores, of all jobs together
 # memory = 8589934592       # bytes; default: all memory of the machine
+
+# [approve]          # who approves a job before its first ask (`hansa approve`); see docs/howto/approve.md
+# mode = "always"    # "always": every job is approved; "ask": the owner approves each job; "rules": a job that meets
+#                    # every rule below is approved, and any other job waits for the owner
+# jobs = ["heart-*"] # rules: jobs, models, algorithms and fellow parties by name
+# models = ["logistic"]
+# algorithms = ["fedavg"]
+# parties = ["clinic", "hospital"]
+# min_parties = 3    # the fewest parties of a job
+# min_cohort = 3     # the smallest cohort that a job may allow
+# rounds = 100       # the most rounds
+# epochs = 5         # the most epochs of local training per ask
+# steps = 1000       # the most steps
+# epsilon = 3.0      # every reply from training samples is differentially private, and costs a job at most this
+# delta = 1e-5       # at a delta of at most this
+# secure = true      # replies are hidden in a secure sum
+# active = true      # with signatures
+
+# [trust]            # what the aggregator must prove before this party works for it; see docs/attestation.md
+# attestation = { name = "sev-snp", measurements = ["4af0..."], roots = "amd-milan.pem" }
 
 # [peers]            # the parties that this one sends messages to, receives them from, or forms masked sums with,
 # clinic = "5f1e..."  # each with the fingerprint of its certificate, as that party tells you; no other is accepted
@@ -97,20 +157,16 @@ TOML = """\
 """
 
 
-# The ops of a masked sum with signatures: those with a field `active`, and those that follow them.
-SIGNING, SIGNED = ("secure-keys", "secure-shares"), ("secure-masked", "secure-consistent", "secure-unmask")
-
-
 @dataclass(frozen=True)
 class Floor:
     """The table `[privacy]` of `party.toml`: the protection of replies that depend on training samples.
 
     `epsilon` is the party's budget over all jobs. With it, or with `dp`, the party accepts only dp-sgd with at least
-    `sigma` and a clip in the range `clip`; without epsilon and sigma, `dp` requires a sigma of 0.3. With `discrete` it
-    accepts no noise in floating point, whose last bits may reveal something about a sample. With `secure` it accepts
-    only ops that hide the reply in a secure sum. The aggregator chooses the kind of sum and its parties, so `secure`
-    protects against a curious aggregator that follows the protocol. Against a lying aggregator a party sets `active`,
-    so that it takes part only in masked sums with signatures, and pins the other parties (`peers`).
+    `sigma`; without epsilon and sigma, `dp` requires a sigma of 0.3. With `discrete` it accepts no noise in floating
+    point, whose last bits may reveal something about a sample. With `secure` it accepts only ops that hide the reply in
+    a secure sum. The aggregator chooses the kind of sum and its parties, so `secure` protects against a curious
+    aggregator that follows the protocol. Against a lying aggregator a party sets `active`, so that it takes part only
+    in masked sums with signatures, and pins the other parties (`peers`).
 
     With any floor, no job takes test samples out of the training samples: the aggregator would choose which.
     Evaluations on separate test samples are hidden in a secure sum too. They need no noise, since they do not train.
@@ -123,7 +179,6 @@ class Floor:
     delta: float = 1e-5
     dp: bool = False
     sigma: float = 0.0
-    clip: tuple[float, ...] = ()
     discrete: bool = False
     secure: bool = False
     active: bool = False
@@ -139,16 +194,9 @@ class Floor:
         Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
         if not self.sigma >= 0:
             raise ConfigError(f"sigma must not be negative, got {self.sigma}")
-        if self.clip and not (len(self.clip) == 2 and 0 < self.clip[0] <= self.clip[1]):
-            raise ConfigError(
-                f"clip must be a range of two positive numbers such as [0.1, 10.0], got {list(self.clip)}"
-            )
         if self.discrete and not self.private:
             raise ConfigError("discrete applies to the noise of dp-sgd, which this party does not require; set "
                               "epsilon, sigma or dp = true too")  # fmt: skip
-        if self.clip and not self.private:
-            raise ConfigError("clip applies to dp-sgd, which this party does not require; set epsilon, sigma or "
-                              "dp = true too")  # fmt: skip
 
     @property
     def budget(self) -> Budget | None:
@@ -192,8 +240,9 @@ class Floor:
         if self.secure and not op.name.startswith("secure-"):
             return f"its policy requires a secure sum, and {op.name!r} would reveal its reply; set privacy.secure"
         if self.active and not _signed(op):
+            weak = f", and withstands {CURIOUS}" if op.name.startswith("secure-") else ""
             return (
-                f"its policy requires masked sums with signatures, and {op.name!r} is not part of one; set "
+                f"its policy requires masked sums with signatures, and {op.name!r} is not part of one{weak}; set "
                 "privacy.secure = 'masking' and privacy.active = true"
             )
         if op.serves or isinstance(inner, Evaluate) or not self.private:  # another evaluation sends more
@@ -206,11 +255,11 @@ class Floor:
         for part in parts(op):
             if isinstance(part, DPSGD) and part.mechanism == "float" and self.discrete:
                 return "its policy requires discrete noise, and the job has local.mechanism = 'float'; leave it out"
-            clip = part.clip if isinstance(part, DPSGD) else None
-            if clip is not None and self.clip and not self.clip[0] <= clip <= self.clip[1]:
-                low, high = self.clip
-                return f"its policy requires a clip of {low:g} to {high:g}, and the job has {clip:g}; set local.clip"
         return None
+
+
+TABLES = {"privacy": Floor, "evaluate": Evaluations, "budget": QueryBudget, "broadcast": Broadcasts, "limits": Workload,
+          "approve": Approve, "trust": Trust}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -225,13 +274,21 @@ class Policy:
     min_cohort: int = 1
     min_rows: int = 1
     matches: int = 0
+    fuzzy: bool = False
+    scores: bool = False
+    keep_replies: bool = False
     class_weights: float = 1000.0
     max_bytes: int = 2**34
     device: str = "cpu"
     own: dict = field(default_factory=dict)  # type: ignore[type-arg]
     privacy: Floor = Floor()
     evaluate: Evaluations = Evaluations()
+    budget: QueryBudget = QueryBudget()
+    ranges: Ranges = Ranges()
+    broadcast: Broadcasts = Broadcasts()
     limits: Workload = Workload()
+    approve: Approve = Approve()
+    trust: Trust = Trust()
     peers: dict = field(default_factory=dict)  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
@@ -240,8 +297,19 @@ class Policy:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.matches < 0:
             raise ConfigError(f"matches must not be negative, got {self.matches}")
+        if "match" in self.budget.total:
+            raise ConfigError("budget.total.match: the limit of readings of ids is `matches`, outside this table")
         if self.class_weights < 1:
             raise ConfigError(f"class_weights must be at least 1, got {self.class_weights}")
+        if self.broadcast.loss is not None and self.privacy.private:
+            raise ConfigError(
+                "broadcast.loss refuses models because of the party's samples, without noise, and privacy requires "
+                "differential privacy; leave out one of them"
+            )
+        try:
+            torch.device(self.device)
+        except RuntimeError:
+            raise ConfigError(f"device: unknown device {self.device!r}; use 'cpu', 'cuda' or 'cuda:N'") from None
         for name, value in self.own.items():
             if name not in WORK:
                 raise ConfigError(f"own: unknown field {name!r}; a party may set {', '.join(WORK)}")
@@ -249,7 +317,12 @@ class Policy:
                 raise ConfigError(f"own.{name}: expected a positive number, got {value!r}")
             if name != "lr" and not isinstance(value, int):
                 raise ConfigError(f"own.{name}: expected a whole number, got {value!r}")
-
+            low, high = self.ranges.own.get(name, RANGES.get(name, (0, getattr(self.limits, name, math.inf))))
+            if not low <= value <= high:
+                raise ConfigError(
+                    f"own.{name} is {value:g}, and this policy allows {low:g} to {high:g} in [ranges] or [limits]; "
+                    "every ask would be refused"
+                )
         for name, value in self.peers.items():
             if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
                 raise ConfigError(
@@ -269,11 +342,22 @@ class Policy:
             RecursionError,
         ) as error:  # ValueError: invalid UTF-8 or TOML, or a number too long
             raise ConfigError(f"cannot read {path}: {error}") from None
-        for name, table in (("privacy", Floor), ("evaluate", Evaluations), ("limits", Workload)):
+        _check_whole_numbers(tree, str(path))
+        for table, name in MOVED:
+            if isinstance(tree.get(table), dict) and name in tree[table]:
+                raise ConfigError(f"{path}: {table}.{name} is now {MOVED[table, name]}")
+        for name, kind in TABLES.items():
             if isinstance(tree.get(name), dict):
-                tree[name] = fill(table, tree[name], where=f"{path}: {name}")
+                tree[name] = fill(kind, tree[name], where=f"{path}: {name}")
+        if isinstance(tree.get("ranges"), dict):
+            tree["ranges"] = Ranges.read(tree["ranges"], f"{path}: ranges")
         policy: Policy = fill(cls, tree, where=str(path))
         return policy
+
+    @property
+    def queries(self) -> QueryBudget:
+        """The effective budget of queries."""
+        return self.budget.under(self.privacy.exists, self.matches)
 
     def split(self, task: dict[str, Any]) -> dict[str, Any]:
         """The task without held-out samples if the party has a privacy floor.
@@ -321,6 +405,11 @@ class Policy:
                 f"its policy requires a cohort of at least {self.min_cohort}, and the job allows {work.min_cohort}; "
                 "set run.min_cohort"
             )
+        if work.keeps and not self.keep_replies:
+            return (
+                "its policy does not let the aggregator keep its replies (keep_replies in party.toml), and the job "
+                "keeps them; leave out audit.keep_replies"
+            )
         if max(work.message.size, work.task.size) > self.max_bytes:
             return f"its policy accepts messages of at most {self.max_bytes} bytes (max_bytes in party.toml)"
         return self.limits.refuses_bytes(max(work.message.size, work.task.size))
@@ -338,12 +427,25 @@ class Policy:
             unknown = [name for name in _functions(part) if name not in self.functions]
             if unknown:
                 return f"its policy does not allow the function {unknown[0]!r}"
+            for model in _models(part):
+                refused = self.refuses_model(model)
+                if refused is not None:
+                    return refused
         if self.peers and isinstance(op, Op) and op.name.startswith("secure-") and not _signed(op):
             return (
                 f"its policy names its peers (peers in party.toml), and {op.name!r} is not part of a sum with "
                 "signatures; set privacy.secure = 'masking' and privacy.active = true"
             )
         return None
+
+    def refuses_preparation(self, op: Part) -> str | None:
+        """Why this party refuses a preparation of its data, or None."""
+        if isinstance(op, DataOp) and op.learns and self.privacy.private:
+            return (
+                f"its policy requires differential privacy, and {op.name!r} prepares each sample by numbers of all "
+                "training samples, without noise"
+            )
+        return self.refuses_op(op)
 
     def refuses_weights(self, op: Part, payload: Any) -> str | None:
         """Why this party refuses the weights that a job gives the classes, or None.
@@ -407,19 +509,35 @@ class Policy:
     def payload(self, op: Op, payload: Payload) -> Payload:
         """The payload with the party's own learning rate, batch size and amount of work, where the op has them."""
         inner = unwrap(op)[1]
-        if not isinstance(inner, LocalSolver) or not inner.paced:
+        solver = inner if isinstance(inner, LocalSolver) else getattr(inner, "local", None)
+        if not isinstance(solver, LocalSolver) or not inner.paced:
             return payload
-        own = {name: value for name, value in self.own.items() if inner.has(name)}
+        own = {name: value for name, value in self.own.items() if solver.has(name)}
         if not own:
             return payload
-        if "epochs" in own and "steps" not in own and inner.has("steps"):
+        if "epochs" in own and "steps" not in own and solver.has("steps"):
             own["steps"] = None  # steps would override epochs
         return {**payload, "work": {**payload.get("work", {}), **own}}
+
+
+def _check_whole_numbers(tree: Any, where: str) -> None:
+    """Raise a ConfigError for a whole number that does not fit into a message to the worker process."""
+    if isinstance(tree, int) and not -(2**63) <= tree < 2**63:
+        raise ConfigError(f"{where}: the whole number has more than 64 bits; at most {2**63 - 1} is allowed")
+    for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        _check_whole_numbers(value, f"{where}: {name}")
 
 
 def _functions(op: Part) -> list[str]:
     """The functions of the metrics of an op."""
     return functions(op.metrics) if isinstance(op, EvaluateMetrics) else []
+
+
+def _models(op: Part) -> list[str]:
+    """The names of the models in the fields of an op."""
+    values = [getattr(op, name) for name in field_types(type(op))]
+    flat = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    return [part.name for part in flat if isinstance(part, Part) and part.kind == "model"]
 
 
 def _signed(op: Op) -> bool:

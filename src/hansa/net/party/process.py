@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hansa.core.errors import ConfigError
 from hansa.core.op import Party
-from hansa.net.party.agent import WORK, Agent, Worker
+from hansa.net.party.agent import Agent
+from hansa.net.party.data_watch import WatchedSamples, data_paths
+from hansa.net.party.nursery import Nursery
 from hansa.net.party.reloading import PolicyReloader
-from hansa.net.party.samples import preparer, read_samples
+from hansa.net.party.samples import preparer, read_samples, samples_digest
 from hansa.net.party.store import PartyStore
+from hansa.net.party.worker_main import serve
+from hansa.net.party.worker_process import PartyWorkerProcess
 from hansa.net.transport.client import Refusal
-from hansa.net.transport.process import end_on_signal, log_to_stderr, run_loop
+from hansa.net.transport.process import Structured, end_on_signal, log_to_stderr, run_loop
 from hansa.net.transport.tokens import Token
 
 log = logging.getLogger("hansa.net")
@@ -34,8 +38,31 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
          labels: Sequence[str] = (), weights: str | None = None) -> None:  # fmt: skip
     """Run a party until a signal. It enrols first, unless it has enrolled with this token before."""
     formatter = log_to_stderr(as_json)
-    samples = read_samples(data, target, test, ids, labels, weights)
+    read = functools.partial(read_samples, data, target, test, ids, labels, weights)
+    watched = WatchedSamples(read, data_paths(data, test, ids), state)
     store = PartyStore(state)
+
+    def prepare(number: int, task: dict[str, Any], device: str) -> Party:
+        return preparer(watched.samples, store.policy.limits.parameters)(number, task, device)
+
+    digest = functools.partial(samples_digest, watched.samples)  # of the samples at the start, for the query budget
+    if store.policy.device != "cpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            f"--data: {data!r} used the GPU, so no worker can use it; return samples on the CPU: the party moves them "
+            f"to its device ({store.policy.device})"
+        )
+    # Before the key is read, and before there are threads: workers inherit what this process has in memory.
+    nursery = Nursery(lambda connection: serve(connection, store, prepare, digest, formatter, watched.look))
+    try:
+        _run(store, nursery, url, token, rotate, formatter)
+    finally:
+        nursery.close()
+        store.close()
+
+
+def _run(store: PartyStore, nursery: Nursery, url: str | None, token: Token | None, rotate: bool,
+         formatter: Structured) -> None:  # fmt: skip
+    """Enrol if necessary, then work, until a signal."""
     store.install_new_keys()
 
     async def main() -> None:
@@ -51,17 +78,14 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
             log.info("enrolled", extra={"party": store.registration()["party"]})
         if not store.enrolled:
             raise ConfigError(
-                f"there is no enrolled party in {state}; give the aggregator's URL and a token to enrol one"
+                f"there is no enrolled party in {store.folder}; give the aggregator's URL and a token to enrol one"
             )
         formatter.party = store.registration()["party"]
-        limits = store.policy.limits
-        if store.policy.device == "cpu":  # a GPU's driver reserves far more than it uses
-            limits.confine()
+        with contextlib.closing(PartyWorkerProcess(store, nursery)) as runner:
+            await runner.start()
+            await work(runner, done)
 
-        def prepare(number: int, task: dict[str, Any], device: str) -> Party:
-            return preparer(samples, store.policy.limits.parameters)(number, task, device)
-
-        worker = Worker(store, prepare)
+    async def work(runner: PartyWorkerProcess, done: asyncio.Event) -> None:
         due = 0.0 if rotate else store.identity().not_after - RENEW
         while not done.is_set():
             if store.identity().not_after <= time.time():
@@ -72,22 +96,14 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
             async with store.client(url) as client:
                 try:
                     if time.time() < due:
-                        await _until_done(done, Agent(store, client, worker).run(due))
+                        await _until_done(done, Agent(store, client, runner).run(due))
                     elif not await _until_done(done, store.rotate(client)):
                         log.info("certificate renewed")
                         due = max(store.identity().not_after - RENEW, time.time() + AGAIN)
                 except Refusal as error:
                     raise ConfigError(f"the aggregator does not accept this party: {error}") from None
 
-    try:
-        run_loop(main())
-    finally:
-        store.close()
-    if any(thread.name == WORK for thread in threading.enumerate()):
-        # Python's own exit aborts the process where a thread is inside torch.
-        log.warning("exiting in the middle of a long step")
-        sys.stdout.flush()
-        os._exit(0)
+    run_loop(main())
 
 
 async def _until_done(done: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import os
 from pathlib import Path
 
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import structs
 
@@ -19,6 +18,7 @@ from hansa.net.transport.client import Client
 from hansa.net.transport.wire import Receipt
 
 LINE = 2**17  # bytes: longer than any line
+NEWEST = "newest.mark"  # in the party's folder: the mark of its vault with the newest receipt
 
 
 class BadReceipt(HansaError):
@@ -41,10 +41,13 @@ class Receipts:
         if self._log is None:
             self._log = await self._pinned(client, federation)
 
-    async def keep(self, receipt: Receipt, statement: Statement, signature: str) -> None:
-        """Check a receipt and store it; a BadReceipt if it does not match the statement."""
+    async def keep(self, receipt: Receipt, statement: Statement, signature: str, mark: str | None = None) -> None:
+        """Check a receipt and store it; a BadReceipt if it does not match the statement.
+
+        `mark` is the mark of the party's vault when it answered.
+        """
         assert self._log is not None
-        if self._signed_before(statement, receipt.signature):
+        if self._signed_before(statement.signed_bytes(), receipt.signature):
             signature = receipt.signature
         fault = receipt_fault(receipt, statement, signature, self._log)
         if fault is not None:
@@ -52,23 +55,27 @@ class Receipts:
                 f"the aggregator's receipt for job {statement.job}, round {statement.round}, is invalid: {fault}"
             )
         line = canonical({"receipt": structs.asdict(receipt), "statement": structs.asdict(statement)})
+        if mark is not None:  # before the line: after an error both are written again, and a line would be twice
+            await asyncio.to_thread(disk.put, self._party_folder / NEWEST, [mark.encode()], steps("private"))
         await asyncio.to_thread(self._append, self.folder / f"{statement.job}.jsonl", line + b"\n")
 
-    def _signed_before(self, statement: Statement, signature: str) -> bool:
-        """Whether the party signed this statement with a former key.
+    def newest_mark(self) -> str | None:
+        """The mark of the vault with the newest receipt, or of the aggregator where the vault lacks its content."""
+        path = self._party_folder / NEWEST
+        return path.read_text() if path.exists() else None
+
+    def signed(self, data: bytes, signature: str, key: Ed25519PublicKey) -> bool:
+        """Whether this party signed the data, with its key or a former one."""
+        return signed_by(key, signature, data) or self._signed_before(data, signature)
+
+    def _signed_before(self, data: bytes, signature: str) -> bool:
+        """Whether the party signed the data, a statement for example, with a former key.
 
         Only the first answer counts. A party that missed its receipt, got a new certificate and answered again receives
         the receipt of the first answer, with the old signature.
         """
-        try:
-            former = x509.load_pem_x509_certificates((self._party_folder / "former.pem").read_bytes())
-        except (OSError, ValueError):
-            return False
-        public_keys = (certificate.public_key() for certificate in former)
-        return any(
-            isinstance(key, Ed25519PublicKey) and signed_by(key, signature, statement.signed_bytes())
-            for key in public_keys
-        )
+        former = certificates.public_keys(self._party_folder / "former.pem")
+        return any(signed_by(key, signature, data) for key in former)
 
     async def _pinned(self, client: Client, federation: str) -> certificates.Identity:
         path, authority = self._party_folder / "log.pem", (self._party_folder / "ca.pem").read_bytes()

@@ -20,7 +20,7 @@ from hansa.net.party.store import PartyStore
 
 log = logging.getLogger("hansa.net")
 FILE = "policy.log"  # in the party's folder: one JSON object per line
-FIXED = ("device", "limits.memory")  # settings that count at the start of the process alone
+FIXED = ("device", "limits.memory", "trust.attestation")  # settings that count at the start of the process alone
 
 
 class PolicyReloader:
@@ -48,7 +48,7 @@ class PolicyReloader:
         running = self._store.policy
         fixed = [name for name in FIXED if _setting(new, name) != _setting(running, name)]
         limits = dataclasses.replace(new.limits, memory=running.limits.memory)
-        new = dataclasses.replace(new, device=running.device, limits=limits)
+        new = dataclasses.replace(new, device=running.device, limits=limits, trust=running.trust)
         changed = sorted(name for name in _settings(new) if _settings(new)[name] != _settings(before)[name])
         self._store.next_policy = new
         log.info("policy reloaded: it counts from the next ask on", extra={"detail": {"changed": changed}})

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hansa.core import codec
 from hansa.core.augment import check_augment
 from hansa.core.columns import check_test_rows, fitted, ids_of
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
+from hansa.core.fitting import check_outputs, kept_features, tensor_of
 from hansa.core.functions import load_function
 from hansa.core.gateway import SampleGateway, StoredSamples, TableRows
 from hansa.core.objective import Objective, count_numbers
@@ -25,13 +27,13 @@ from hansa.core.public import public_of
 from hansa.core.registry import Part
 from hansa.core.stored_rows import Features, is_dataset, read_dataset, stored, whole
 from hansa.core.table_layout import TableLayout
-from hansa.core.task import Known, PartyShards, check_outputs, kept_features, tensor_of
+from hansa.core.task import Known, PartyShards
 from hansa.core.weights import Weighting, sample_weights
 from hansa.data.column_files import read_column_file
 from hansa.data.party_files import Header, aligned, differing, features_of, split_column
 from hansa.data.party_folders import read_party
 from hansa.data.table import Table
-from hansa.data.table_files import PARQUET, is_table_file, read_table_samples
+from hansa.data.table_files import PARQUET, is_table_file, read_table_samples, split_weights
 from hansa.experiment.column_tasks import hold_out_people, in_dtype
 from hansa.experiment.tasks import hold_out_one, make_augment, make_model
 from hansa.net.party.table_party import table_party
@@ -71,11 +73,11 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
     if ids is not None and weights is not None:
         raise ConfigError("--weights: jobs over columns (--ids) do not use weights of samples; leave one of them out")
     tables = is_table_file(Path(reference)) and (test is None or is_table_file(Path(test)))
-    if tables and ids is None and weights is None:
-        return _read_tables(reference, target, test, labels)._replace(labels=tuple(labels))
+    if tables and ids is None:
+        return _read_tables(reference, target, test, labels, weights)._replace(labels=tuple(labels))
     if labels:
         raise ConfigError(
-            "--labels lists the classes of a table's target (CSV or Parquet, without --ids and --weights); leave it out"
+            "--labels lists the classes of a table's target (CSV or Parquet, without --ids); leave it out"
         )
     if test is not None:
         train, own_test, header, *_ = read_samples(reference, target, None, ids, (), weights)
@@ -139,15 +141,21 @@ def _is_frame_pair(values: Any) -> bool:
     return isinstance(values, (tuple, list)) and len(values) == 2 and hasattr(values[0], "columns")
 
 
-def _read_tables(reference: str, target: str | None, test: str | None, labels: Sequence[str]) -> PartySamples:
+def _read_tables(reference: str, target: str | None, test: str | None, labels: Sequence[str],
+                 weights: str | None) -> PartySamples:  # fmt: skip
     """A party's samples from files with tables."""
     features, y, name = read_table_samples(Path(reference), target, labels)
-    if test is None:
-        return _of_tables(name, (features, y), None, "")
-    held, held_y, held_name = read_table_samples(Path(test), target, labels)
-    if held_name != name:
-        raise DataError(f"--test: {test}: its target is the column {held_name!r}, not {name!r}; name it (--target)")
-    return _of_tables(name, (features, y), (held, held_y), f"--test: {test}")
+    features, own = split_weights(features, weights, reference)
+    if weights is not None and own is None:
+        raise DataError(f"--weights: {reference} has no column or array {weights!r}")
+    made = None
+    if test is not None:
+        held, held_y, held_name = read_table_samples(Path(test), target, labels)
+        if held_name != name:
+            raise DataError(f"--test: {test}: its target is the column {held_name!r}, not {name!r}; name it (--target)")
+        made = split_weights(held, weights, test)[0], held_y
+    samples = _of_tables(name, (features, y), made, f"--test: {test}")
+    return samples if own is None else samples._replace(train=TableRows(*samples.train[:2], None, own))
 
 
 def _of_tables(target: str, train: tuple[Table, Tensor], test: tuple[Table, Tensor] | None,
@@ -242,6 +250,13 @@ def _pair(pair: Any, reference: str) -> StoredSamples:
     return x, y
 
 
+def samples_digest(samples: PartySamples) -> str:
+    """The SHA-256 of a party's training and test samples, with their names, which never leaves the party."""
+    sets = [None if rows is None else SampleGateway(rows).digest() for rows in samples[:2]]
+    tables = [None if table is None else table.digest() for table in samples.tables or ()]
+    return codec.digest({"sets": sets, "header": list(samples.header), "tables": tables})
+
+
 def task_model(task: Mapping[str, Any]) -> Callable[[], nn.Module] | None:
     """The function that makes the model of a task."""
     return make_model(task["model"], task["dtype"], os.getcwd(), tuple(task["shape"]), task["outputs"])
@@ -290,7 +305,8 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
         objective = task_objective(task, device, parameters)  # first: a party with another base reads no sample
         train, test = _labelled(train), None if test is None else _labelled(test)
         if "table" in task:
-            return table_party(number, task, objective, train[1], None if test is None else test[1], tables, labels)
+            targets = train[1], None if test is None else test[1]
+            return table_party(number, task, objective, *targets, tables, labels, weights)
         for column, kind in zip(header[1:], kinds, strict=False):
             if kind in ("text", "date"):
                 raise PartyError(f"its column {column[:40]!r} holds {kind}s; set task.prepare = 'table'")

@@ -6,15 +6,17 @@ import hashlib
 import json
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from hansa.core import codec, disk
 from hansa.core.crash_points import reach, steps
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Memory
+from hansa.net.attestation.guard import AttestationGuard, KeyPin
 from hansa.net.party.policy import Policy
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.client import Client, enrol, https_url
@@ -22,6 +24,9 @@ from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import IssuedCertificate, unpack
+
+TASK = "fetch-task"  # the file of the last task that was fetched
+ENDING = 5.0  # seconds that the worker of a killed party may take to end
 
 
 class PartyStore:
@@ -32,13 +37,17 @@ class PartyStore:
         try:
             disk.make_folder(folder)
             locked = f"another process runs this party in {folder}; stop it, or give another --state"
-            self._lock = disk.lock(folder / ".lock", locked)
+            self._lock = _lock(folder / ".lock", locked)
         except OSError as error:
             raise ConfigError(f"cannot use the folder {folder}: {error.strerror}") from None
         self.policy = Policy.read(folder / "party.toml")
+        self.pin: KeyPin | None = None  # the aggregator's key, where the policy requires attestation
+        if self.policy.trust.attestation is not None:
+            self.policy.trust.attestation.check(folder)
         self.next_policy: Policy | None = None  # read while the party runs; it counts from the next ask on
         for partial in folder.glob("fetch-*"):  # downloads that the last process did not complete
             shutil.rmtree(partial, ignore_errors=True)
+        (folder / TASK).unlink(missing_ok=True)
         for path in (folder, *folder.glob("memory/*")):
             disk.sweep(path)
 
@@ -95,11 +104,11 @@ class PartyStore:
         self.install_new_keys()
 
     def _set_aside_other_federation(self, authority: bytes) -> None:
-        """Set aside the files of a federation with another authority: log certificate, receipts, memory, samples."""
+        """Set aside the files of a federation with another authority: its log's certificate, receipts, memory."""
         before = self.folder / "ca.pem"
         if before.exists() and before.read_bytes() != authority:
             digest = hashlib.sha256(before.read_bytes()).hexdigest()[:8]
-            disk.set_aside([self.folder / name for name in ("log.pem", "receipts", "memory", "public")],
+            disk.set_aside([self.folder / name for name in ("log.pem", "receipts", "memory", "public", "approvals")],
                            self.folder / f"before-{digest}")  # fmt: skip
 
     def _pending_key(self, name: str) -> keys.PrivateKey:
@@ -115,7 +124,15 @@ class PartyStore:
         for path in (authority, self.folder / "cert.pem"):  # OpenSSL does not check its own side's certificates
             certificates.read_certificate(path, authority)
         tls = client_context(authority, self.folder / "cert.pem", key)
+        if self.policy.trust.attestation is not None:
+            self.pin = KeyPin()
+            self.pin.install(tls)
         return Client(url or self.registration()["url"], tls, keys.read_key(key))
+
+    def guard(self, client: Client) -> AttestationGuard:
+        """The guard of a client that `client` made."""
+        verifier, name = self.policy.trust.attestation, self.registration()["federation"]
+        return AttestationGuard(verifier, self.pin, client, self.folder, name)
 
     def identity(self) -> certificates.Identity:
         return certificates.identity_of_pem(
@@ -167,6 +184,18 @@ class PartyStore:
             keys.write_private(path, before + certificate)
 
 
+def _lock(path: Path, locked: str) -> BinaryIO:
+    """Lock the folder. The worker of a party that was killed holds the lock until it has ended too, moments later."""
+    end = time.monotonic() + ENDING
+    while True:
+        try:
+            return disk.lock(path, locked)
+        except ConfigError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.02)
+
+
 def _sum(about: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
@@ -214,7 +243,7 @@ class PartyMemory:
         if tip is None:
             return {}
         try:
-            memory: Memory = codec.decode(strip_checksum(self._path(job, tip).read_bytes()))
+            memory: Memory | None = self.get(job, self._path(job, tip).name)
         except (OSError, DataError):
             return None
         return memory
@@ -230,6 +259,11 @@ class PartyMemory:
         disk.put(path, append_checksum(codec.pieces(tree)), steps("memory"))
         if self.jobs is not None:
             self._forget_jobs(job, self.jobs)
+
+    def get(self, job: str, name: str) -> Any:
+        """Load a file beside the memory of a job; None if there is none, and a DataError if it is damaged."""
+        path = self.folder / job / name
+        return codec.decode(strip_checksum(path.read_bytes())) if path.exists() else None
 
     def _forget_jobs(self, current: str, most: int) -> None:
         """Delete the memory of the jobs that staged longest ago, so that at most `most` jobs remain."""

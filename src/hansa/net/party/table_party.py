@@ -12,12 +12,14 @@ from torch import Tensor
 
 from hansa.core.augment import check_augment
 from hansa.core.errors import DataError, PartyError
-from hansa.core.gateway import SampleGateway, Samples
+from hansa.core.fitting import check_outputs, fit_targets
+from hansa.core.gateway import SampleGateway, Samples, TableRows
 from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.public import public_of
 from hansa.core.table_layout import TableLayout
-from hansa.core.task import Known, check_outputs, fit_targets
+from hansa.core.task import Known
+from hansa.core.weights import Weighting
 from hansa.data.cells import missing_words
 from hansa.data.table import Table
 from hansa.experiment.tasks import hold_out_one, make_augment
@@ -26,11 +28,13 @@ log = logging.getLogger("hansa.net")
 
 
 def table_party(number: int, task: dict[str, Any], objective: Objective, y: Tensor, test_y: Tensor | None,
-                tables: tuple[Table, Table | None] | None, labels: Sequence[str]) -> Party:  # fmt: skip
+                tables: tuple[Table, Table | None] | None, labels: Sequence[str],
+                weights: Tensor | None = None) -> Party:  # fmt: skip
     """The party of a job over tables: its rows are coded as the job's layout says, until they are prepared.
 
     A PartyError names a column that is missing or of another kind, without a value of it. `labels` are the classes of
-    the party's targets, if they are texts: a job that numbers other classes is refused.
+    the party's targets, if they are texts: a job that numbers other classes is refused. `weights` are those of the
+    training samples in the loss.
     """
     if tables is None:
         raise PartyError("its samples are no table with named columns, which this job prepares")
@@ -51,7 +55,9 @@ def table_party(number: int, task: dict[str, Any], objective: Objective, y: Tens
     if coded[1] is not None and test_y is not None:
         held_out = (coded[1][0], test_y)
     elif task["party_test"] > 0:
-        pair, held_out = hold_out_one(pair, task["party_test"], task["seed"], number)
+        split = task["party_test"], task["seed"], number
+        pair, held_out = hold_out_one(pair, *split)
+        weights = None if weights is None else hold_out_one((weights, weights), *split)[0][0]
     known, dtype = Known(1, None, tuple(task["shape"]), task["classes"]), None
     if objective.module is None:
         dtype = torch.float64  # as the features will be
@@ -72,8 +78,11 @@ def table_party(number: int, task: dict[str, Any], objective: Objective, y: Tens
     public = known.publish(*public_of(task["public"]), objective, False) if "public" in task else None
     texts = {code: text for one in coded if one is not None for code, text in one[1].items()}
     table = TableLayout(layout.columns, texts)
-    return Party(number, objective, SampleGateway(held, own, table=table), task["seed"], public=public,
-                 augment=augment)  # fmt: skip
+    if weights is not None:
+        objective.weighting = Weighting.of(held[1])
+        weights = weights.to(objective.device)
+    gateway = SampleGateway(TableRows(*held, None, weights), own, table=table)
+    return Party(number, objective, gateway, task["seed"], public=public, augment=augment)
 
 
 def _coded(table: Table, layout: TableLayout, words: frozenset[str]) -> tuple[Tensor, dict[int, str]]:

@@ -1,143 +1,90 @@
 """The vault: a party's irrevocable record of privacy spending and of answers that it gives only once.
 
-The file `vault.jsonl` only grows: some hundred bytes per private release, per evaluation, per reading of ids, per job
-(its split of the samples), and per answer of a secure sum (three or four). No line may be deleted: a deleted answer
-could be requested again, and the secrets of an old sum can be recomputed from the party's secret (`load_secret`) and
-its old messages. A line is on disk before the reply is computed, so neither `kill -9` nor a power failure gives budget
-back. A repeated ask that is answered with the same noise costs nothing again. Only the party can see the vault.
+The file `vault.jsonl` only grows: some hundred bytes per private release, per ask that reads samples, per model
+that was refused for its loss, per job (its split of the samples), and per answer of a secure sum (three or four). No
+line may be deleted: a deleted answer could be requested again. A line is on disk before the reply is computed, so
+neither `kill -9` nor a power failure gives budget back. A repeated ask that is answered with the same noise costs
+nothing again. Only the party can see the vault. The secrets of secure sums are not in the vault, and end with the sum
+(`net.party.sessions`).
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hansa.core import disk
-from hansa.core.budget import Accountant, Budget, PrivateOp, Release, charge, finite, merged
+from hansa.core.budget import Accountant, Budget, PrivateOp, Release, charge
 from hansa.core.crash_points import steps
-from hansa.core.errors import ConfigError, DataError, PartyError
+from hansa.core.errors import DataError, PartyError
+from hansa.core.gateway import Purpose
 from hansa.core.op import Vault
-from hansa.net.party.evaluations import Evaluations
-from hansa.net.party.peers import Peers
+from hansa.net.party.peers import Peers, Signer
+from hansa.net.party.query_budget import QueryBudget
+from hansa.net.party.sessions import PartySessions
+from hansa.net.party.vault_lines import DECLINED, EPSILON, FILE, LOSS, MARKS, PREFIXES, REFUSED, Line, parse_lines
 
-FILE = "vault.jsonl"
-DECLINED = "declined "  # prefix for asks that were declined because of the party's values
-EVALUATION = "evaluation "  # prefix for asks that were answered with metrics
-MATCH = "match "  # prefix for asks that read the ids of the party's rows
-
-
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the vault: a release under its ask, or the `digest` that was answered under `name`."""
-
-    job: str
-    at: float
-    ask: str = ""
-    rate: float = 0.0
-    sigma: float = 0.0
-    steps: int = 0
-    name: str = ""
-    digest: str = ""
-
-
-@dataclass(frozen=True)
-class VaultContents:
-    """The contents of a vault: releases by job and ask, and digests by job and name."""
-
-    spent: dict[tuple[str, str], Release]
-    answered: dict[tuple[str, str], str]
-    evaluations: Counter[str] = field(default_factory=Counter)  # by job
-    declines: Counter[str] = field(default_factory=Counter)  # of secure sums because of the party's values, by job
-    matches: Counter[str] = field(default_factory=Counter)  # asks that read ids, by job
-
-    def note(self, job: str, name: str, digest: str) -> None:
-        """Record an answer under `name`; only the first one counts."""
-        if (job, name) not in self.answered:
-            self.answered[job, name] = digest
-            self.evaluations[job] += name.startswith(EVALUATION)
-            self.declines[job] += name.startswith(DECLINED)
-            self.matches[job] += name.startswith(MATCH)
-
-    def job_releases(self, job: str) -> tuple[Release, ...]:
-        """The releases in a job."""
-        return merged(release for (name, _), release in self.spent.items() if name == job)
-
-    @property
-    def all_releases(self) -> tuple[Release, ...]:
-        """The releases in all jobs."""
-        return merged(self.spent.values())
-
-    @property
-    def jobs(self) -> list[str]:
-        """The jobs with releases, in order of their first release."""
-        return list(dict.fromkeys(job for job, _ in self.spent))
-
-
-def parse_lines(path: Path, lines: Sequence[bytes]) -> VaultContents:
-    """Parse the lines of a vault; a DataError if one is damaged, since the spending is unknown then."""
-    contents, decoder = VaultContents({}, {}), msgspec.json.Decoder(Line)
-    for number, text in enumerate(lines, 1):
-        try:
-            line = decoder.decode(text)
-            if line.name:
-                contents.note(line.job, line.name, line.digest)
-            else:
-                contents.spent.setdefault((line.job, line.ask), Release(line.rate, line.sigma, line.steps))
-        except (msgspec.DecodeError, ConfigError) as error:
-            raise DataError(
-                f"{path}, line {number}: damaged ({error}), so the privacy spending of this party is unknown; restore "
-                "the file from a backup, or move it away and lower privacy.epsilon by the amount spent"
-            ) from None
-    return contents
-
-
-def read_vault(folder: Path) -> VaultContents:
-    """Read the vault in a party's folder, for display only."""
-    path = folder / FILE
-    return parse_lines(path, disk.whole(path.read_bytes()).split(b"\n")[:-1] if path.exists() else [])
+SECRET = "secret"  # the file with the party's secret
 
 
 class PartyVault:
     """The vault in a party's folder.
 
-    `limit` is the party's budget over all jobs; `pins` maps the names of other parties to certificate fingerprints.
+    `limit` is the party's budget over all jobs; `pins` maps the names of other parties to certificate fingerprints;
+    `signer` signs for the party where this process does not.
     """
 
     def __init__(self, folder: Path, accountant: Accountant, limit: Budget | None = None,
-                 pins: Mapping[str, str] | None = None) -> None:  # fmt: skip
-        self._path, self._accountant = folder / FILE, accountant
+                 pins: Mapping[str, str] | None = None, signer: Signer | None = None) -> None:  # fmt: skip
+        self._path, self._accountant, self._signer = folder / FILE, accountant, signer
         self.limit_to(limit, pins or {})
+        self.sessions = PartySessions(folder)
         self._lines = disk.LineLog(self._path)
         self.contents = parse_lines(self._path, self._lines.read())
 
     def limit_to(self, limit: Budget | None, pins: Mapping[str, str]) -> None:
         """Set the party's budget over all jobs, and the parties that it accepts."""
-        self._limit, self.peers = limit, Peers(self._path.parent, pins)
+        self._limit, self.peers = limit, Peers(self._path.parent, pins, self._signer)
 
-    def charge(self, job: str, ask: str, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
-        """Record the spending for an ask before it is answered; return the job's epsilon after it.
+    def read(self, job: str, ask: str, purpose: Purpose, data: str, op: PrivateOp, n: int, payload: Mapping[str, Any],
+             budget: QueryBudget) -> float | None:  # fmt: skip
+        """Record that an ask reads samples of the data set `data`, and its release, before it is answered.
 
-        None if the reply is not differentially private. A PartyError if it exceeds the job's budget or the party's own.
-        An ask that was charged before costs nothing again.
+        The result is the job's epsilon after it, None if the reply is not differentially private. A PartyError, and
+        nothing is recorded, if it exceeds the budget of queries, the job's privacy budget or the party's own. An ask
+        that was recorded before costs nothing again.
         """
+        name = f"{PREFIXES[purpose]}{ask}"
+        again = (job, name) in self.contents.answered
+        if not again:
+            of = data if budget.renew else None
+            budget.check(purpose, self.contents.count(of), self.contents.count(of, job), self.contents.lost)
+        epsilon, release = self._charge(job, ask, op, n, payload)
+        if release is not None:
+            self._add(Line(job, time.time(), ask, release.rate, release.noise, release.steps, name, data))
+        elif not again:
+            self._add(Line(job, time.time(), name=name, digest=data))
+        return epsilon
+
+    def _charge(self, job: str, ask: str, op: PrivateOp, n: int,
+                payload: Mapping[str, Any]) -> tuple[float | None, Release | None]:  # fmt: skip
+        """The job's epsilon after an ask, and the release to record for it; a PartyError if it exceeds a budget."""
         budget = op.budget
         if budget is None or n == 0:
-            return None
+            return None, None
         if (job, ask) in self.contents.spent:
-            return self._accountant(self.contents.job_releases(job), budget.delta)
+            return self._accountant(self.contents.job_releases(job), budget.delta), None
         release = op.release(n, payload)
         epsilon = charge(self.contents.job_releases(job), release, budget, self._accountant)
         if self._limit is not None:
-            charge(self.contents.all_releases, release, self._limit, self._accountant)
-        self._add(Line(job, time.time(), ask, release.rate, release.noise, release.steps))
-        self.contents.spent[job, ask] = Release(release.rate, release.noise, release.steps)
-        return epsilon
+            lost = self.contents.lost.get(EPSILON, 0.0)
+            charge(self.contents.all_releases, release, self._limit, self._accountant, lost)
+        return epsilon, release
 
     def once(self, job: str, name: str, digest: str) -> None:
         """Record an answer under `name`; a PartyError if it was given before for another digest."""
@@ -151,37 +98,16 @@ class PartyVault:
         if before != value:
             raise PartyError(f"the job's {name} were {before} and are now {value}; they are fixed once per job")
 
-    def evaluate(self, job: str, ask: str, limits: Evaluations) -> None:
-        """Record an evaluation before it is answered; a PartyError if it exceeds the limits. A repeat counts once."""
-        name = f"{EVALUATION}{ask}"
-        if (job, name) in self.contents.answered:
-            return
-        counts = self.contents.evaluations
-        for done, most, where in ((counts[job], limits.per_job, "per_job"), (counts.total(), limits.total, "total")):
-            if most is not None and done >= most:
-                scope = "per job" if where == "per_job" else "over all jobs"
-                raise PartyError(
-                    f"its policy allows {most} evaluations {scope}, and they are used up; see evaluate.{where} in "
-                    "party.toml"
-                )
-        self._first(job, name, "answered")
-
-    def match(self, job: str, ask: str, most: int) -> None:
-        """Record that an ask reads ids before it does; a PartyError after `most` asks. A repeat counts once."""
-        name = f"{MATCH}{ask}"
-        if (job, name) in self.contents.answered:
-            return
-        if self.contents.matches.total() >= most:
-            used = ", and they are used up" if most else ""
+    def train(self, job: str, round: int, message: str, most: int) -> None:
+        """Record an ask to train; a PartyError after `most` different ones in a round. A repeat counts once."""
+        if not any(self._first(job, f"ask to train {round}.{place}", message) == message for place in range(most)):
             raise PartyError(
-                f"its policy allows {most} asks over all jobs to match its rows with those of other parties{used}; see "
-                "matches in party.toml"
+                f"the approved manifest allows {most} asks to train per round, and round {round + 1} has more"
             )
-        self._first(job, name, "read")
 
     def may_decline(self, job: str, ask: str, most: int) -> None:
         """Raise a PartyError once `most` secure sums were declined because of the party's values, except this one."""
-        if self.contents.declines.total() >= most and (job, f"{DECLINED}{ask}") not in self.contents.answered:
+        if self.contents.declined() >= most and (job, f"{DECLINED}{ask}") not in self.contents.answered:
             raise PartyError(
                 f"its policy allows it to decline {most} secure sums over all jobs because of its values, since each "
                 "reveals a bit, and they are used up; see privacy.declines in party.toml"
@@ -191,15 +117,40 @@ class PartyVault:
         """Record that a secure sum was declined because of the party's values; a repeat counts once."""
         self._first(job, f"{DECLINED}{ask}", "declined")
 
+    def may_refuse(self, job: str, ask: str, most: int) -> None:
+        """Raise a PartyError once `most` models were refused because of their loss, except this one."""
+        if self.contents.refused() >= most and (job, f"{REFUSED}{ask}") not in self.contents.answered:
+            raise PartyError(
+                f"its policy allows it to refuse {most} models over all jobs because of their loss on its samples, "
+                "since each reveals a bit, and they are used up; see broadcast.refusals in party.toml"
+            )
+
+    def refused(self, job: str, ask: str) -> None:
+        """Record that a model was refused because of its loss; a repeat counts once."""
+        self._first(job, f"{REFUSED}{ask}", "refused")
+
     def _first(self, job: str, name: str, digest: str) -> str:
         """Return the first digest recorded under `name`; record `digest` if there was none."""
         if (job, name) not in self.contents.answered:
             self._add(Line(job, time.time(), name=name, digest=digest))
-            self.contents.note(job, name, digest)
         return self.contents.answered[job, name]
 
     def _add(self, line: Line) -> None:
         self._lines.add(msgspec.json.encode(line))
+        self.contents.add(line)
+
+    def begin_marks(self) -> None:
+        """Add the key of the vault's marks, unless there is one."""
+        if ("", MARKS) not in self.contents.answered:
+            self._first("", MARKS, secrets.token_hex(32))
+
+    def lose(self, lost: Mapping[str, float | None], marks: Iterable[str]) -> None:
+        """Acknowledge that lines were lost: what they could have spent counts as spent. The secret is replaced.
+
+        Without its old secret the party cannot open an old sum a second time, whose answers it may have forgotten.
+        """
+        disk.put(self._path.parent / SECRET, [secrets.token_bytes(32)], steps("private"))
+        self._add(Line("", time.time(), name=LOSS, lost=dict(lost), marks=tuple(sorted(marks))))
 
     def for_job(self, job: str) -> Vault:
         """The vault for the ops of a job."""
@@ -214,6 +165,18 @@ class JobVault(Vault):
 
     def once(self, name: str, digest: str) -> None:
         self._vault.once(self._job, name, digest)
+
+    def begin_session(self, kind: str, name: str) -> bytes:
+        return self._vault.sessions.begin(self._job, kind, name)
+
+    def session(self, kind: str, name: str) -> bytes:
+        return self._vault.sessions.secret(self._job, kind, name)
+
+    def end_session(self, kind: str, name: str, answer: bytes) -> None:
+        self._vault.sessions.end(self._job, kind, name, answer)
+
+    def last_answer(self, kind: str, name: str) -> bytes | None:
+        return self._vault.sessions.answer(self._job, kind, name)
 
     def sign(self, data: bytes) -> tuple[bytes, bytes]:
         return self._vault.peers.sign(data)
@@ -231,28 +194,10 @@ def load_secret(folder: Path) -> bytes:
 
     Everything that nobody may guess is derived from it.
     """
-    path = folder / "secret"
+    path = folder / SECRET
     if not path.exists():
         disk.put(path, [secrets.token_bytes(32)], steps("private"))
     secret = path.read_bytes()
     if len(secret) != 32:
         raise DataError(f"{path} is damaged: it has {len(secret)} bytes, expected 32; move it away to create a new one")
     return secret
-
-
-def report(contents: VaultContents, budget: Budget, accountant: Accountant) -> dict[str, Any]:
-    """A party's privacy spending per job and in total, as plain data."""
-    jobs = {
-        job: {
-            "epsilon": finite(accountant(contents.job_releases(job), budget.delta)),
-            "replies": sum(j == job for j, _ in contents.spent),
-        }
-        for job in contents.jobs
-    }
-    limit = finite(budget.epsilon)
-    return {
-        "epsilon": finite(accountant(contents.all_releases, budget.delta)),
-        "delta": budget.delta,
-        "budget": limit,
-        "jobs": jobs,
-    }

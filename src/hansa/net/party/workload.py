@@ -2,8 +2,8 @@
 
 The aggregator chooses every number in an ask: epochs, steps, widths of layers, lengths of vectors. A party checks them
 before it starts. What cannot be known in advance is bounded during the work: time by a brake that is checked between
-steps (`core.stopping`), memory by the operating system. A party runs one ask at a time, on one core, so many asks load
-the machine no more than one.
+steps (`core.stopping`), memory by the operating system; and a worker process that passes a limit is killed
+(`worker_process`). A party runs one ask at a time, on one core, so many asks load the machine no more than one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Workload:
     """The table `[limits]`: the most that one ask may take. `memory`, in bytes, defaults to the machine's.
 
     `jobs` is the number of jobs whose memory the party keeps; beyond it, the oldest ones are deleted. `public` is the
-    most bytes of public samples that the party stores, for all jobs together.
+    most bytes of public samples that the party stores, for all jobs together. `people` is the most people that a party
+    may bring to a matching with this party's people.
     """
 
     epochs: int = 10_000
@@ -42,6 +43,7 @@ class Workload:
     seconds: float = 86_400.0
     parameters: int = 1_000_000_000
     participants: int = 10_000
+    people: int = 10_000_000
     jobs: int = 1000
     public: int = 2**30
     memory: int | None = None
@@ -91,7 +93,7 @@ class Workload:
             raise ConfigError(f"limits.memory is {self.memory} bytes, but the party needs at least {least} to start")
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = self.bytes if hard == resource.RLIM_INFINITY else min(self.bytes, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _most(limit: int, unit: str, name: str | None = None) -> str:

@@ -310,6 +310,15 @@ def read_certificate(path: Path, authority: Path) -> bytes:
     return data
 
 
+def public_keys(path: Path) -> list[Ed25519PublicKey]:
+    """The public keys of the certificates in a file; none if it is missing or unreadable."""
+    try:
+        found = [certificate.public_key() for certificate in x509.load_pem_x509_certificates(path.read_bytes())]
+    except (OSError, ValueError):
+        return []
+    return [key for key in found if isinstance(key, Ed25519PublicKey)]
+
+
 def read_pem(path: Path) -> bytes:
     """Read a certificate's file, at most one byte more than `parse_certificate` accepts."""
     try:

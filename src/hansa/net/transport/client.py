@@ -7,6 +7,7 @@ and resume where they stopped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import random
@@ -98,9 +99,10 @@ class Client:
         self.patience = patience  # failures in a row after which a call fails; None: never
         self.pace = PollPace()
         self._session: aiohttp.ClientSession | None = None
+        self._sockets: list[socket.socket] = []
 
     async def __aenter__(self) -> Client:
-        connector = aiohttp.TCPConnector(ssl=self._tls, limit=4, keepalive_timeout=20, socket_factory=_socket)
+        connector = aiohttp.TCPConnector(ssl=self._tls, limit=4, keepalive_timeout=20, socket_factory=self._connecting)
         headers = {"Hansa-Protocol": ",".join(map(str, PROTOCOLS)), "Accept-Encoding": "identity"}
         self._session = aiohttp.ClientSession(connector=connector, headers=headers, trust_env=True,
                                               auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())  # fmt: skip
@@ -110,6 +112,22 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
             await self._session.close()
+            await self._close_sockets()
+
+    def _connecting(self, address: Any) -> socket.socket:
+        self._sockets = [made for made in self._sockets if made.fileno() >= 0]
+        self._sockets.append(_socket(address))
+        return self._sockets[-1]
+
+    async def _close_sockets(self) -> None:
+        """End connections whose TLS shutdown waits for the aggregator: the event loop may stop right after this."""
+        for left in self._sockets:
+            with contextlib.suppress(OSError):  # closed, or not connected
+                left.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while any(left.fileno() >= 0 for left in self._sockets):
+                    await asyncio.sleep(0)
 
     async def call(self, method: str, path: str, body: bytes = b"", about: About | None = None,
                    headers: Mapping[str, str] | None = None,

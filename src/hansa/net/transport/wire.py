@@ -6,7 +6,7 @@ the schema below. The length is checked before anything is decoded, and no messa
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,6 +17,7 @@ CHUNK = 4 * 2**20  # bytes per upload or download request
 PROTOCOLS = (2,)  # supported versions, newest last
 ENVELOPE = 2**20  # bytes: the largest message
 BLOB = 2**36  # bytes: the largest blob
+WAITING = 50  # the most jobs that a party may name as not approved yet
 UNWANTED = "Hansa-Unwanted"  # response header to a heartbeat: stop the work on this ask
 
 T = TypeVar("T")
@@ -41,7 +42,9 @@ class Work(Struct, frozen=True):
 
     The party stages its memory under an ask. `base` is the ask of the committed memory, `tip` the ask whose memory this
     one builds on, `pending` the ask of an open ticket, which may be fused later; each may be None. `model` is the hash
-    of the global model at the start of the round; `shown` says that the message contains that model.
+    of the global model at the start of the round; `shown` says that the message contains that model. `manifest` says
+    what the asks of the job may be (`hansa.net.transport.manifest`). `keeps` says that the aggregator stores the reply
+    after its round.
     """
 
     job: Name
@@ -58,6 +61,8 @@ class Work(Struct, frozen=True):
     min_cohort: Count
     model: Digest | None = None
     shown: bool = False
+    manifest: Blob | None = None
+    keeps: bool = False
 
     @property
     def ask(self) -> str:
@@ -65,11 +70,18 @@ class Work(Struct, frozen=True):
         return ask_name(self.round, self.phase, self.number)
 
 
+class VaultMark(Struct, frozen=True):
+    """A keyed hash of a party's vault, signed by the party. The aggregator hands back the newest one it has."""
+
+    mark: Digest
+    signature: Signature
+
+
 class Answer(Struct, frozen=True):
     """A party's reply: a blob and its weight, or the reason `why` there is none.
 
     `staged` says that the party staged memory, to be committed if the reply is fused. `signature` covers the party's
-    statement (`hansa.net.audit.evidence`).
+    statement (`hansa.net.audit.evidence`). `vault` is the mark of its vault.
     """
 
     message: Digest
@@ -80,6 +92,7 @@ class Answer(Struct, frozen=True):
     why: Reason | None = None
     model: Digest | None = None
     shown: bool = False
+    vault: VaultMark | None = None
 
 
 class Receipt(Struct, frozen=True):
@@ -137,6 +150,98 @@ class Order(Struct, frozen=True):
             raise DataError("the experiment of an order may contain only tables, lists, texts and numbers")
 
 
+class Letter(Struct, frozen=True):
+    """A sealed message of a session, to or from a party. A pair's messages are numbered from 0."""
+
+    party: Count
+    number: Count
+    data: Annotated[bytes, Meta(max_length=CHUNK)]
+
+
+class SessionCall(Struct, frozen=True):
+    """A party's request to the mailboxes of a session: enter it, exchange messages, or leave it.
+
+    `nonce` is drawn when the party enters. `seen` is the number of messages that it has received from each party. The
+    response waits for the next message of `sender`, if it is given.
+    """
+
+    nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    step: Literal["enter", "talk", "leave"]
+    letters: Annotated[list[Letter], Meta(max_length=4096)] = []
+    seen: Annotated[dict[Count, Count], Meta(max_length=65536)] = {}
+    sender: Count | None = None
+
+
+class Exchanged(Struct, frozen=True):
+    """The response: `restarted`, begin the session again; `waiting`, repeat the request; else what was asked for."""
+
+    restarted: bool = False
+    waiting: bool = False
+    nonces: dict[Count, Annotated[bytes, Meta(min_length=16, max_length=16)]] = {}
+    letters: list[Letter] = []
+
+
+class LeafWork(Struct, frozen=True):
+    """What an ask has for one party behind a relay, as in `Work`. Without `message` it is that of the relay's work."""
+
+    name: Name
+    party: Count
+    base: Text | None = None
+    tip: Text | None = None
+    pending: Text | None = None
+    message: Blob | None = None
+
+
+class RelayWork(Struct, frozen=True):
+    """An ask for parties behind a relay.
+
+    `work` is the ask of the first of them. With `sums` the relay checks each reply against `rules` and sends the sum,
+    in which `uniform` gives every party the weight 1; without, it passes the replies on. It waits at most `seconds`. A
+    reply of a party has at most `limit` bytes. The relay waits for the approval of the owners of `patient` parties.
+    """
+
+    work: Work
+    leaves: Annotated[list[LeafWork], Meta(min_length=1, max_length=2**20)]
+    sums: bool
+    uniform: bool
+    limit: Annotated[int, Meta(ge=0, le=BLOB)]
+    rules: dict[str, Any] = {}
+    seconds: Annotated[float, Meta(ge=0)] | None = None
+    patient: Count = 0
+
+
+class RelayPoll(Struct, frozen=True):
+    """A relay's request for work: its parties that are connected, the jobs that their owners have not approved yet, and
+    the asks that the relay works on (as `JOB/ROUND/PHASE/NUMBER`)."""
+
+    instance: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,64}\Z")]
+    wait: Annotated[float, Meta(ge=0, le=3600)]
+    connected: Annotated[list[Name], Meta(max_length=2**20)] = []
+    unapproved: dict[Name, Annotated[list[Name], Meta(max_length=WAITING)]] = {}
+    busy: Annotated[list[Text], Meta(max_length=2**20)] = []
+
+
+class RelayOrders(Struct, frozen=True):
+    """The response to a relay: an ask, if there is a new one, and those of its asks that are not wanted any more.
+
+    `strangers` are parties that it reported and that are not behind it.
+    """
+
+    work: RelayWork | None = None
+    unwanted: list[Text] = []
+    strangers: list[Name] = []
+
+
+class LeafOutcome(Struct, frozen=True):
+    """What became of an ask at one party behind a relay. `statement` is the hash of the party's signed statement."""
+
+    party: Count
+    status: Literal["accepted", "rejected", "refused", "missing"]
+    statement: Digest | None = None
+    staged: bool = False
+    why: Reason | None = None
+
+
 class Trouble(Struct, frozen=True):
     """An error response: one sentence."""
 
@@ -161,10 +266,10 @@ def pack(value: Struct) -> bytes:
     return _encoder.encode(value)
 
 
-def unpack(data: bytes, kind: type[T]) -> T:
-    """Decode a message of type `kind`; a DataError if the bytes are invalid."""
-    if len(data) > ENVELOPE:
-        raise DataError(f"a message of {len(data)} bytes exceeds the limit of {ENVELOPE}")
+def unpack(data: bytes, kind: type[T], limit: int = ENVELOPE) -> T:
+    """Decode a message of type `kind` and at most `limit` bytes; a DataError if the bytes are invalid."""
+    if len(data) > limit:
+        raise DataError(f"a message of {len(data)} bytes exceeds the limit of {limit}")
     if kind not in _decoders:
         _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:

@@ -156,11 +156,15 @@ function drawNow(j) {
     ["Bytes to the parties", bytes(j.bytes_down)],
     ["Simulated time", known("simulated_seconds") ? span(known("simulated_seconds")) : ""],
     ["Privacy spent", known("epsilon") === null ? "" : `ε = ${number(known("epsilon"))}${known("delta") === null ? "" : ` at δ = ${number(known("delta"))}`}`],
+    ["Forgetting", known("forgetting") === null ? "" : number(known("forgetting"))],
     ["Report", j.report || "", "whole"],
   ].filter(Boolean));
   const report = [...$("facts").children].find((box) => box.dataset.key === "Report");
   if (report && j.linked && !report.querySelector("a")) { const a = element("a", null, { href: "report" }); a.textContent = j.report; report.lastChild.replaceChildren(a); }
   const out = line ? ["missing", "rejected"].flatMap((how) => Object.entries(line[how] || {}).slice(0, 20).map(([party, why]) => `${party} ${how}: ${why}`)) : [];
+  const rung = lines.filter((r) => r.alarms).slice(-5).reverse().map((r) => `Round ${number(r.round)}: the loss of ${r.alarms.slice(0, 20).join(", ")}${r.alarms.length > 20 ? " and others" : ""} rose`);
+  keyed($("alarms"), rung, (text) => { const item = document.createElement("li"); item.textContent = text; return item; });
+  show($("alarms-box"), rung.length > 0);
   keyed($("last"), out, (text) => { const item = document.createElement("li"); item.textContent = text; return item; });
   show($("last-box"), out.length > 0);
   if (line) put($("last-title"), `Not in round ${number(line.round)}`);

@@ -1,0 +1,195 @@
+"""The actor: trains chunks of parties on a machine of the cluster, and adds their replies up if it is asked to."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hansa.cluster.placement import PlacedHoldings
+from hansa.cluster.trees import pack, unpack
+from hansa.core import codec
+from hansa.core.determinism import set_deterministic
+from hansa.core.errors import DataError, HansaError
+from hansa.core.losses import Loss
+from hansa.core.objective import Objective
+from hansa.core.op import Op, Reply, unwrap
+from hansa.core.partial_sums import ReplySum
+from hansa.core.party_models import PartyModels
+from hansa.core.replies import reply_size
+from hansa.core.weights import Weighting
+from hansa.local.solver import LocalSolver
+from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine, first_line
+from hansa.sim.stacked import StackedEngine
+
+
+def versions() -> dict[str, str]:
+    """The versions on which the bits of a run depend."""
+    own = importlib.metadata.version("hansa")
+    return {"Python": platform.python_version(), "torch": torch.__version__, "hansa": own}
+
+
+@dataclass
+class ModelRecipe:
+    """How an actor makes an objective: from the same function and seed as the driver, so with the same numbers."""
+
+    make: Callable[[], torch.nn.Module] | None
+    loss: str | Loss
+    seed: int
+    bf16: bool
+
+    @classmethod
+    def of(cls, objective: Objective) -> ModelRecipe:
+        return cls(objective.make, objective.loss, objective.seed, objective.bf16)
+
+    def objective(self, weighting: Weighting | None) -> Objective:
+        out = Objective(self.make, self.loss, self.seed, bf16=self.bf16)
+        out.weighting = weighting
+        return out
+
+
+@dataclass
+class Setting:
+    """What an actor is given before it trains, and again when the data have changed."""
+
+    recipe: ModelRecipe
+    models: dict[str, ModelRecipe]
+    turn: tuple[str, ...]
+    weighting: Weighting | None
+    placed: PlacedHoldings
+    seed: int
+    stacks: bool  # whether the inner engine is the stacked one
+    precision: str  # of float32 matrix products
+
+
+def digests(objective: Objective, models: PartyModels | None) -> dict[str, str]:
+    """Hashes of the initial and frozen numbers of a task's models."""
+    named = {"": objective, **({} if models is None else models.objectives)}
+    return {
+        name: codec.digest({"initial": each.initial._asdict(), "frozen": dict(sorted(each.frozen.items()))})
+        for name, each in named.items()
+    }
+
+
+class Trainer:
+    """The actor's methods. Ray runs one at a time, in the order of the calls."""
+
+    def __init__(self, path: list[str]) -> None:
+        """`path` has the folders in which the driver finds modules; the user's functions may be in one of them."""
+        import ray
+
+        self._ray = ray
+        sys.path += [folder for folder in path if folder not in sys.path]
+        torch.set_num_threads(1)
+        set_deterministic(True)
+
+    def hold(self, reference: list[Any]) -> dict[str, Any]:
+        """Take the models and the parties' samples of a `Setting`, by its reference; earlier ones are forgotten.
+
+        Returns where the actor runs, with which versions, and digests of its models' initial numbers.
+        """
+        setting: Setting = self._ray.get(reference[0])
+        torch.set_float32_matmul_precision(setting.precision)
+        self._ask, self._sum = -1, ReplySum()
+        self._op: Op | None = None
+        self._shared: dict[str, Any] = {}
+        objective = setting.recipe.objective(setting.weighting)
+        holdings = setting.placed.holdings(self._ray)
+        if setting.models:
+            models = {name: recipe.objective(setting.weighting) for name, recipe in setting.models.items()}
+            holdings.models = PartyModels(models, setting.turn)
+        inner = StackedEngine if setting.stacks else ReferenceEngine
+        self._engine = inner(objective, holdings, setting.seed)
+        node = self._ray.get_runtime_context().get_node_id()
+        return {"node": node, "versions": versions(), "models": digests(objective, holdings.models)}
+
+    def alive(self) -> bool:
+        """An answer, by which the driver sees that the actor was not lost."""
+        return True
+
+    def train(self, common: dict[str, Any], parties: list[int], own: Any) -> dict[str, Any]:
+        """Run the op of an ask at a chunk of parties.
+
+        `common` is the same for all chunks of an ask. `own` has the memory of each party and its part of the payload.
+        With `sum`, the replies stay here (`summed`), and only the reports about them go back.
+        """
+        op, members = self._begin(common, parties, own)
+        by_party = {member.party: member for member in members}
+        outcomes: dict[int, Any] = {}
+        blocks: list[Any] = []
+        report: dict[str, Any] = {"summed": [], "bytes": 0, "memories": {}}
+        try:
+            for item in self._work(op, members, common["round"]):
+                if common["sum"]:
+                    for party, outcome in item.rows(by_party) if isinstance(item, Block) else [item]:
+                        if not self._add(party, outcome, report):
+                            outcomes[party] = _tree(outcome)
+                elif isinstance(item, Block):
+                    blocks.append({**vars(item.replies), "memory": item.memory})
+                else:
+                    outcomes[item[0]] = _tree(item[1])
+        except Exception as error:
+            text = str(error) if isinstance(error, HansaError) else f"an actor failed: {first_line(error)}"
+            return {"error": text, "kind": type(error).__name__, "party": min(parties)}
+        return {**report, "memories": pack(report["memories"]), "outcomes": pack(outcomes), "blocks": pack(blocks)}
+
+    def _begin(self, common: dict[str, Any], parties: list[int], own: Any) -> tuple[Op, list[PartyWork]]:
+        if common["ask"] != self._ask:
+            self._ask, self._op, self._shared = common["ask"], common["op"], unpack(common["payload"])
+            self._sum = ReplySum(common["uniform"])
+        assert self._op is not None
+        members = []
+        for party, (memory, payload) in zip(parties, own, strict=True):
+            payload = {**self._shared, **unpack(payload)} if payload else self._shared
+            members.append(PartyWork(party, payload, unpack(memory)))
+        return self._op, members
+
+    def _work(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        if isinstance(self._engine, StackedEngine) and isinstance(unwrap(op)[1], LocalSolver):
+            return self._engine.work(op, members, round)
+        return self._engine.blocks(op, members, round)
+
+    def _add(self, party: int, outcome: Outcome, report: dict[str, Any]) -> bool:
+        """Add a party's reply to the sum; false for one that must go to the driver."""
+        if isinstance(outcome, str):
+            return False
+        try:
+            self._sum.add(outcome[0])
+        except DataError:  # the driver rejects it by its own rules
+            return False
+        report["summed"].append(party)
+        report["bytes"] += reply_size(outcome[0])
+        if outcome[1]:
+            report["memories"][party] = outcome[1]
+        return True
+
+    def summed(self) -> dict[str, Any]:
+        """The partial sum of the replies of the last ask."""
+        return _partial(self._sum)
+
+    def join(self, *parts: dict[str, Any]) -> dict[str, Any]:
+        """The partial sum of partial sums."""
+        total = ReplySum()
+        for part in parts:
+            total.add_sum(partial_reply(part))
+        return _partial(total)
+
+
+def _tree(outcome: Outcome) -> Any:
+    return outcome if isinstance(outcome, str) else {"reply": outcome[0].tree(), "memory": outcome[1]}
+
+
+def _partial(total: ReplySum) -> dict[str, Any]:
+    reply = total.reply()
+    sums: dict[str, Any] = pack({"tensors": reply.tensors, "maxima": reply.maxima})
+    return {**sums, "weight": reply.weight, "count": reply.count}
+
+
+def partial_reply(part: dict[str, Any]) -> Reply:
+    """The reply of a message that `Trainer.summed` or `Trainer.join` made."""
+    return Reply(unpack(part["tensors"]), part["weight"], unpack(part["maxima"]), {}, part["count"])

@@ -1,0 +1,90 @@
+"""Connection to a Ray cluster: checks that Ray is installed, that the cluster answers and that it has room."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import socket
+from typing import Any
+
+from hansa.core.errors import ConfigError
+from hansa.sim.stacked import cores
+
+ANSWER = 10.0  # seconds in which the head of a cluster must accept a connection
+WHERE = "run.engine (ray)"
+
+
+def import_ray() -> Any:
+    """Ray's module; a ConfigError if it is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(f"{WHERE}: Ray is not installed; install the extra: pip install 'hansa[ray]'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers
+    # Ray 2 warns that a later version will let tasks without GPUs see them; no actor here asks for any.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    return importlib.import_module("ray")
+
+
+class RayConnection:
+    """A connection to a cluster. One that was there before, made by the user, is used and stays open."""
+
+    def __init__(self, address: str, slots: int | None, cpus: float) -> None:
+        self.ray = import_ray()
+        self._own = not self.ray.is_initialized()
+        if self._own:
+            self._connect(address, slots, cpus)
+
+    def _connect(self, address: str, slots: int | None, cpus: float) -> None:
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address == "local":
+            room = max(1, round((slots or cores()) * cpus))
+            self.ray.init(address="local", num_cpus=room, include_dashboard=False, **quiet)
+            return
+        if address == "auto":
+            address = os.environ.get("RAY_ADDRESS", "auto")
+        if address != "auto":
+            _check_answers(address)
+        try:
+            self.ray.init(address=address, **quiet)
+        except Exception as error:  # Ray raises many kinds
+            raise ConfigError(f"{WHERE}: {_reason(error, address)}") from None
+
+    def room(self, actors: int | None, cpus: float) -> int:
+        """The number of actors for which the cluster has room; a ConfigError if it is too small."""
+        machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        fit = sum(int(machine.get("CPU", 0) // cpus) for machine in machines)
+        if fit < (actors or 1):
+            have = sum(machine.get("CPU", 0) for machine in machines)
+            raise ConfigError(
+                f"{WHERE}: {actors or 1} actors of {cpus:g} CPUs each do not fit the cluster, which has {have:g} CPUs "
+                f"on {len(machines)} machines; lower actors or cpus, or add machines"
+            )
+        return actors or fit
+
+    def close(self) -> None:
+        """Disconnect, and stop a local cluster."""
+        if self._own and self.ray.is_initialized():
+            self.ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"{WHERE}: address {address!r} is not 'local', 'auto' or HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{WHERE}: no Ray cluster answers at {address} ({getattr(error, 'strerror', None) or error}); check the "
+            "address that `ray start --head` printed"
+        ) from None
+
+
+def _reason(error: Exception, address: str) -> str:
+    text = " ".join(str(error).split())
+    if "ersion mismatch" in text:
+        return f"the cluster runs another version of Ray or Python; install the same on all machines ({text[:300]})"
+    if isinstance(error, ConnectionError) and address == "auto":
+        return "this machine belongs to no running Ray cluster; start one (ray start --head), or use address = 'local'"
+    return f"cannot connect to the Ray cluster at {address}: {text[:300] or type(error).__name__}"

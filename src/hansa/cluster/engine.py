@@ -1,0 +1,237 @@
+"""The running Ray engine: the seam of the worker engine (`sim.workers`), with actors on a cluster as its workers.
+
+The driver divides a cohort into the chunks of the inner engine, so the bits are those of the inner engine on one
+machine, whatever the number of actors. With ordered sums, replies come back to the driver and are fused in the order
+of the parties, some windows at a time. With exact sums every actor adds its parties' replies, and the sums are joined
+on the cluster in a tree: the driver receives one sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from hansa.cluster.actor import ModelRecipe, Setting, digests, partial_reply, versions
+from hansa.cluster.connection import WHERE, RayConnection
+from hansa.cluster.crew import Crew, CrewWork
+from hansa.cluster.engines import Ray
+from hansa.cluster.placement import PlacedHoldings
+from hansa.cluster.trees import pack, unpack
+from hansa.core.errors import ConfigError, PartyError
+from hansa.core.op import Op, Replies, Reply, unwrap
+from hansa.local.solver import LocalSolver
+from hansa.sim.choice import single
+from hansa.sim.engine import Block, EngineInputs, Outcome, PartyWork, ReferenceEngine, SummedBlock
+from hansa.sim.stacked import StackedEngine, in_order
+from hansa.sim.workers import ERRORS, common_names
+
+TOGETHER = 64  # parties per chunk at most, of ops that do not train, where each party answers alone
+
+
+def started(engine: Ray, inputs: EngineInputs) -> ReferenceEngine:
+    """The running engine; in one process for a run beside others."""
+    if inputs.objective.device.type != "cpu":
+        raise ConfigError(f"{WHERE}: its actors train on CPUs; leave run.device out, or use another engine for a GPU")
+    if inputs.holdings.layout is not None:
+        raise ConfigError(
+            f"{WHERE} is for parties with the same columns, and these hold different ones; use 'auto' or 'reference'"
+        )
+    stacks = engine.inner == "stacked" and inputs.holdings.models is None and inputs.holdings.augment is None
+    inner: ReferenceEngine = single(inputs)
+    if stacks and inputs.objective.module is not None:
+        inner = StackedEngine(inputs.objective, inputs.holdings, inputs.seed)
+        inner.lanes = int(inputs.before.get("lanes", inner.lanes))
+    return inner if inputs.alone else RayEngine(engine, inner)
+
+
+class RayEngine(ReferenceEngine):
+    """Distribute an engine's work over actors of a cluster. Call `close` at the end."""
+
+    sums: ClassVar[bool] = True
+
+    def __init__(self, settings: Ray, inner: ReferenceEngine) -> None:
+        super().__init__(inner.objective, inner.holdings, inner.seed)
+        self.inner, self.settings = inner, settings
+        self.connection = RayConnection(settings.address, settings.actors, settings.cpus)
+        self._ray = self.connection.ray
+        self._crew: Crew | None = None
+        self._placed: PlacedHoldings | None = None
+        self._stale = False
+        self._ask = 0
+        try:
+            self.count = self.connection.room(settings.actors, settings.cpus)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "ray"
+
+    def plan(self) -> dict[str, Any]:
+        return self.inner.plan()  # the same bits, so the same plan
+
+    def why(self) -> str:
+        return f"{self.count} actors on a Ray cluster, {self.inner.why()}"
+
+    def data_changed(self, parties: Sequence[int] | None = None) -> None:
+        self._stale = True
+        self.inner.data_changed(parties)
+
+    def close(self) -> None:
+        if self._crew is not None and self._ray.is_initialized():
+            self._crew.close()
+        self._crew = self._placed = None
+        self.connection.close()
+
+    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        windows: list[tuple[list[PartyWork], list[list[PartyWork]]]] = []
+        for at in range(0, len(members), self._window):
+            window = members[at : at + self._window]
+            windows.append((window, self._arrange(op, window)))
+            if sum(len(chunks) for _, chunks in windows) >= 2 * self.count or at + self._window >= len(members):
+                yield from self._ordered(op, windows, members, round)
+                windows = []
+
+    @property
+    def _window(self) -> int:
+        return self.inner.window if isinstance(self.inner, StackedEngine) else max(TOGETHER, 2 * self.count)
+
+    def _arrange(self, op: Op, window: list[PartyWork]) -> list[list[PartyWork]]:
+        """Divide parties into the chunks of the inner engine, on which its bits depend."""
+        trains = isinstance(unwrap(op)[1], LocalSolver)
+        if isinstance(self.inner, StackedEngine):
+            return self.inner.arrange(op, window) if trains else [window]
+        if trains:
+            size = self.holdings.train.size
+            return [[member] for member in sorted(window, key=lambda member: (-size(member.party), member.party))]
+        wide = max(1, min(TOGETHER, len(window) // (2 * self.count)))
+        return [window[at : at + wide] for at in range(0, len(window), wide)]
+
+    def _ordered(self, op: Op, windows: list[tuple[list[PartyWork], list[list[PartyWork]]]],
+                 members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:  # fmt: skip
+        """Train some windows at a time, and yield their outcomes in order."""
+        chunks = [chunk for _, arranged in windows for chunk in arranged]
+        results = dict(self._begin(op, chunks, members, round).results())
+        self._check(results)
+        at = 0
+        for window, arranged in windows:
+            blocks, alone = list[Block](), dict[int, Outcome]()
+            for number in range(at, at + len(arranged)):
+                result = results.pop(number)
+                blocks += map(_block, result["blocks"])
+                alone.update(_outcomes(result))
+            at += len(arranged)
+            yield from in_order(window, blocks, alone)
+
+    def partial_sums(self, op: Op, members: list[PartyWork], round: int,
+                     uniform: bool) -> Iterator[SummedBlock | tuple[int, Outcome]]:  # fmt: skip
+        chunks = [chunk for at in range(0, len(members), self._window)
+                  for chunk in self._arrange(op, members[at : at + self._window])]  # fmt: skip
+        if not chunks:
+            return
+        work = self._begin(op, chunks, members, round, total=True, uniform=uniform)
+        results: dict[int, Any] = {}
+        total: dict[str, Any] | None = None
+        while total is None:
+            results.update(work.results())
+            self._check(results)
+            total = work.reduced()
+        reports = [results[number] for number in sorted(results)]
+        for report in reports:
+            yield from _outcomes(report).items()
+        if total["count"]:
+            parties = [party for report in reports for party in report["summed"]]
+            memories = {party: unpack(memory) for report in reports for party, memory in report["memories"].items()}
+            yield SummedBlock(parties, partial_reply(total), sum(report["bytes"] for report in reports), memories)
+
+    def _begin(self, op: Op, chunks: list[list[PartyWork]], members: list[PartyWork], round: int, total: bool = False,
+               uniform: bool = False) -> CrewWork:  # fmt: skip
+        """Give the chunks of an ask to the actors."""
+        crew = self._ready()
+        self._ask += 1
+        names = common_names(members)
+        shared = {name: pack(members[0].payload[name]) for name in names}
+        common = self._ray.put({"ask": self._ask, "op": op, "round": round, "payload": shared, "sum": total,
+                                "uniform": uniform})  # fmt: skip
+
+        def call(actor: Any, chunk: list[PartyWork]) -> Any:
+            own = [(pack(member.memory), pack({n: v for n, v in member.payload.items() if n not in names}))
+                   for member in chunk]  # fmt: skip
+            return actor.train.remote(common, [member.party for member in chunk], own)
+
+        assert self._placed is not None
+        blocks, offsets = self._placed.train.x, self.holdings.train.offsets
+
+        def home(chunk: list[PartyWork]) -> int | None:
+            return blocks.block(int(offsets[chunk[0].party])) if len(blocks.refs) > 1 else None
+
+        return crew.perform(chunks, call, home, kept=total)
+
+    def _ready(self) -> Crew:
+        """Actors that have the current data."""
+        if self._crew is None or self._stale:
+            self._placed = PlacedHoldings(self._ray, self.holdings)
+            setting = self._setting(self._placed)
+            if self._crew is None:
+                self._crew = Crew(self._ray, self.count, self.settings.cpus, setting, self._fits)
+            else:
+                self._crew.give(setting)
+            self._stale = False
+        return self._crew
+
+    def _setting(self, placed: PlacedHoldings) -> Any:
+        """The setting of the actors, in the object store."""
+        models = self.holdings.models
+        stacks = isinstance(self.inner, StackedEngine)
+        setting = Setting(
+            ModelRecipe.of(self.objective),
+            {} if models is None else {name: ModelRecipe.of(each) for name, each in models.objectives.items()},
+            () if models is None else models.turn,
+            self.objective.weighting, placed, self.seed, stacks, torch.get_float32_matmul_precision(),
+        )  # fmt: skip
+        try:
+            return self._ray.put(setting)
+        except Exception as error:  # the user's own model, loss or augmentation
+            raise ConfigError(
+                f"{WHERE}: the model, the loss or an augmentation cannot be sent to other machines "
+                f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); define them as "
+                "functions of a module"
+            ) from None
+
+    def _fits(self, said: dict[str, Any]) -> None:
+        """Refuse an actor with other versions, or with another model."""
+        here = versions()
+        other = [f"{name} {said['versions'].get(name)} instead of {here[name]}" for name in here
+                 if said["versions"].get(name) != here[name]]  # fmt: skip
+        if other:
+            raise ConfigError(
+                f"{WHERE}: the machine {said['node'][:8]} of the cluster has {', '.join(other)}; install the same "
+                "versions on all machines"
+            )
+        if said["models"] != digests(self.objective, self.holdings.models):
+            raise ConfigError(
+                f"{WHERE}: the model has other initial numbers on the machine {said['node'][:8]}; the function that "
+                "makes it must give the same model on every machine"
+            )
+
+    def _check(self, results: dict[int, Any]) -> None:
+        """Raise the error of the first party that failed."""
+        failed = [result for result in results.values() if "error" in result]
+        if failed:  # all results are in, so the named party does not depend on timing
+            first = min(failed, key=lambda result: result["party"])
+            raise ERRORS.get(first["kind"], PartyError)(first["error"])
+
+
+def _block(tree: dict[str, Any]) -> Block:
+    replies = {name: unpack(value) for name, value in tree.items() if name != "memory"}
+    return Block(Replies(**replies), unpack(tree["memory"]))
+
+
+def _outcomes(result: dict[str, Any]) -> dict[int, Outcome]:
+    return {
+        party: tree if isinstance(tree, str) else (Reply.of_tree(unpack(tree["reply"])), unpack(tree["memory"]))
+        for party, tree in result["outcomes"].items()
+    }

@@ -1,0 +1,102 @@
+"""Bins of a party's own columns, learned where they are; and what parties remember of trees over columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
+from hansa.classical.trees.coded import coded
+from hansa.classical.trees.sketches import spread_cuts
+from hansa.core.errors import PartyError
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.registry import register
+from hansa.core.stored_rows import whole
+from hansa.vertical.encrypted_bins import Layout
+from hansa.vertical.psi_ops import ROWS
+from hansa.vertical.split_ops import Roles, common_rows
+
+Array = np.ndarray[Any, Any]
+PREFIX = "trees/"
+RECORDS, HOLDER = f"{PREFIX}records", f"{PREFIX}holder"  # [splits, 4]: node, feature, bin, missing values go left
+
+
+@register("tree-bins")
+@dataclass(frozen=True)
+class TreeBins(Op):
+    """Cut a party's own columns into at most `bins` bins, over the common rows; the cuts stay at the party.
+
+    The reply has one number: how many sums a node takes (`Layout`).
+    """
+
+    bins: int = 32
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        if not 2 <= self.bins <= MOST_BINS - 1:
+            raise PartyError(f"tree-bins: bins must lie in 2..{MOST_BINS - 1}, got {self.bins}")
+        roles = Roles.of(payload)
+        rows, x = common_rows(memory, ROWS, roles), features(party, roles, "train")
+        own = rows_of(x)[rows.cpu().numpy()]
+        points = [_cuts(column, self.bins) for column in own.T]
+        bins = Bins.of_features(points, ())
+        layout = Layout.of(bins.codes(own), bins)
+        kept = {f"{PREFIX}{name}": tensor for name, tensor in bins.payload().items()}
+        sums = 0 if party.id == roles.holder else len(layout.summed)
+        new = {name: value for name, value in memory.items() if not name.startswith(PREFIX)}
+        return Reply({"sums": torch.tensor(sums)}), {**new, **kept, HOLDER: torch.tensor(roles.holder)}
+
+    def expects(self, payload: Payload) -> dict[str, Shape]:
+        return {"sums": ((), torch.int64)}
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        most = max(math.prod(shape) for shape in Roles.of(payload).shapes.values()) * self.bins
+        return None if 0 <= int(reply.tensors["sums"]) <= most else f"a node has at most {most} sums"
+
+    def demands(self, n: int, payload: Payload) -> dict[str, int]:
+        return {"steps": 1}
+
+
+def _cuts(column: Array, bins: int) -> list[float]:
+    known = column[~np.isnan(column)].astype(np.float64)
+    if not np.isfinite(known).all():
+        raise PartyError("a column has infinite values; trees take finite numbers, and NaN for missing ones")
+    return spread_cuts(*np.unique(known, return_counts=True), bins)
+
+
+def features(party: Party, roles: Roles, purpose: Any, test: bool = False) -> Tensor:
+    """A party's columns; a PartyError if they have another shape than announced."""
+    x = whole(party.data.test_features(purpose) if test else party.data.features(purpose))
+    if tuple(x.shape[1:]) != roles.shapes.get(party.id):
+        raise PartyError(f"its samples have the shape {tuple(x.shape[1:])}, and the ask names "
+                         f"{roles.shapes.get(party.id)}")  # fmt: skip
+    return x
+
+
+def own_bins(memory: Memory, roles: Roles) -> Bins:
+    """The bins that a party remembers; a PartyError if it has none, or learned them for another label holder."""
+    names = ("points", "starts", "categorical")
+    if any(f"{PREFIX}{name}" not in memory for name in names) or int(memory.get(HOLDER, -1)) != roles.holder:
+        raise PartyError("it has no bins for these trees, or another party had the labels")
+    return Bins.of({name: memory[f"{PREFIX}{name}"] for name in names})
+
+
+def coded_rows(x: Tensor, bins: Bins, rows: Tensor) -> Array:
+    """The bin numbers [features, rows] of some rows."""
+    return np.ascontiguousarray(coded(x, bins).codes[:, rows.cpu().numpy()])
+
+
+def sums_of(payload: Payload, roles: Roles) -> dict[int, int]:
+    """The number of sums that each passive party has for a node; a PartyError if the ask is malformed."""
+    tree = payload.get("sums")
+    pairs = tree.items() if isinstance(tree, Mapping) else ()
+    found = {int(party): count for party, count in pairs if str(party).isdecimal()}
+    passive = [party for party in roles.shapes if party != roles.holder]
+    if sorted(found) != passive or not all(type(count) is int and 0 <= count < 2**31 for count in found.values()):
+        raise PartyError("malformed ask: 'sums' must have one whole number for each party without labels")
+    return found

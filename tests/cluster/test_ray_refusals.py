@@ -1,0 +1,145 @@
+"""One sentence for a cluster that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa.cluster.engines import Ray
+from hansa.core.errors import ConfigError
+
+
+def task(**fields: Any) -> hansa.Task:
+    return hansa.Task(**{"model": lambda: nn.Linear(2, 1), "loss": "mse",
+                         "parties": [(torch.ones(4, 2), torch.zeros(4, 1))] * 3, **fields})  # fmt: skip
+
+
+def run(engine: Any, **fields: Any) -> Any:
+    return hansa.simulate(hansa.FedAvg(), task(**fields), rounds=1, engine=engine)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"Ray is not installed; install the extra: pip install 'hansa\[ray\]'"):
+        run("ray")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"actors": 0}, "actors must be at least 1"), ({"cpus": 0.0}, "cpus must lie in"),
+     ({"address": "ray://head:10001"}, "that of a Ray client"), ({"inner": "workers"}, "inner"),
+     ({"nodes": 3}, "unknown field 'nodes'")],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run({"name": "ray", **fields})
+
+
+@pytest.mark.slow
+def test_an_address_that_does_not_answer_is_named(short_folder: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed (make extras)")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"no Ray cluster answers at {address}"):
+            run(Ray(address=address))
+    for wrong in ("somewhere", ":6379", "host:port"):
+        with pytest.raises(ConfigError, match="is not 'local', 'auto' or HOST:PORT"):
+            run(Ray(address=wrong))
+
+
+@pytest.mark.slow
+def test_a_cluster_with_too_few_resources_is_refused(engine: Any) -> None:
+    with pytest.raises(ConfigError, match=r"99 actors of 1 CPUs each do not fit the cluster, which has \d CPUs on"):
+        run(replace(engine, actors=99))
+    with pytest.raises(ConfigError, match="1 actors of 64 CPUs each do not fit"):
+        run(replace(engine, actors=None, cpus=64.0))
+
+
+OTHER_RAY = """
+import sys, ray
+ray.__version__ = "2.0.0"
+from hansa.cluster.connection import RayConnection
+try:
+    RayConnection(sys.argv[1], None, 1.0)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.slow
+def test_another_version_of_ray_is_named(cluster: Any) -> None:
+    done = subprocess.run([sys.executable, "-c", OTHER_RAY, cluster.address], capture_output=True, text=True)
+    assert done.stdout.startswith("ConfigError run.engine (ray): the cluster runs another version of Ray or Python")
+    assert "2.0.0" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_other_versions_and_other_models_on_a_machine_are_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hansa.cluster import engine as running
+
+    own = running.versions()
+    monkeypatch.setattr(running, "versions", lambda: {**own, "torch": "0.1"})
+    with pytest.raises(
+        ConfigError, match=f"has torch {own['torch'].replace('+', '.')} instead of 0.1; install the same"
+    ):
+        run(engine)
+    monkeypatch.undo()
+
+    def unequal() -> nn.Module:
+        model = nn.Linear(2, 1)
+        nn.init.constant_(model.weight, os.getpid())
+        return model
+
+    with pytest.raises(ConfigError, match="the model has other initial numbers on the machine"):
+        run(engine, model=unequal)
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_sent_is_named(engine: Any) -> None:
+    import threading
+
+    lock = threading.Lock()
+
+    def held() -> nn.Module:
+        with lock:
+            return nn.Linear(2, 1)
+
+    with pytest.raises(ConfigError, match=r"cannot be sent to other machines .*define them as functions of a module"):
+        run(engine, model=held)
+
+
+@pytest.mark.slow
+def test_a_gpu_of_the_driver_is_refused(engine: Any) -> None:
+    from hansa.cluster.engine import started
+    from hansa.core.objective import Objective
+    from hansa.sim.engine import EngineInputs
+
+    objective = Objective(None, "mse", 0, "meta")
+    with pytest.raises(ConfigError, match="its actors train on CPUs"):
+        started(engine, EngineInputs(objective, task().holdings(Objective(task().model, "mse", 0)), 0))
+
+
+@pytest.mark.slow
+def test_an_error_of_a_party_is_that_of_one_machine(engine: Any) -> None:
+    def broken(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no loss today")
+
+    errors = []
+    for each in ("reference", replace(engine, inner="reference")):
+        with pytest.raises(hansa.HansaError) as error:
+            run(each, loss=broken)
+        errors.append((type(error.value), str(error.value)))
+    assert errors[0] == errors[1]
+    assert "party 0 failed" in errors[0][1] and "no loss today" in errors[0][1]

@@ -1,0 +1,187 @@
+"""Every number that a request can choose has an owner-set range, another bound, or a reason why it needs none."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hansa
+from hansa.core.errors import ConfigError, PartyError
+from hansa.core.gateway import SampleGateway
+from hansa.core.op import Op
+from hansa.core.registry import build, field_types, registered
+from hansa.kernel.gateway import GuardedGateway
+from hansa.kernel.ranges import HARMLESS, KINDS, RANGES, Ranges, holds_numbers
+from hansa.local import DPSGD, SGD, Personal
+from hansa.secure.masking_ops import SecureMasked
+from hansa.transforms import ClippedUpdate, Packed, TopK
+
+SOURCE = Path(hansa.__file__).parent
+SHAPED = "a tensor or text that the op compares with its samples, its model or its own list"
+MODEL = "the model or what travels with it; the task's model and limits.parameters fix its size"
+SEALED = "keys, shares and ciphertexts of a secure sum, of a checked length"
+LENGTH = "a length that must equal that of the party's own model"
+GOSSIP = "the form and the prior of a belief, and the number of parties, which the ops themselves check"
+SWITCH = "it says whether or where to begin"
+TREES = "trees, nodes and cut points, checked by the op; limits.memory bounds the reply"
+PREDICTS = "read by a predictor, whose metrics [evaluate] and [budget] bound"
+# The entries of payloads that ops read by name: how each is bounded.
+PAYLOAD = {
+    **dict.fromkeys(("alpha", "rate", "work"), "a number with a range, or the work, whose fields have ranges"),
+    **dict.fromkeys(("model", "start", "w", "stats", "counts", "c", "gradient", "frequency", "mask", "x", "inner",
+                     "payload", "layers", "stats_dtype", "dtype", "used_places"), MODEL),
+    **dict.fromkeys(("boxes", "certificates", "ids", "keys", "label", "owners", "receivers", "sealed", "secure",
+                     "secure_dealing", "secure_share", "senders", "session", "signatures", "signers", "survivors",
+                     "name", "peers", "salt"), SEALED),
+    **dict.fromkeys(("centre", "mean", "std", "scale", "low", "high", "weights", "scores", "mixing", "column",
+                     "prefix", "data", "domain", "feature", "features", "edges", "child",
+                     "sizes", "shape", "shapes", "outputs", "server",
+                     "people", "batch", "columns", "step", "sums", "widths"), SHAPED),
+    **dict.fromkeys(("bins", "trees", "slots", "points", "before", "base"), TREES),
+    **dict.fromkeys(("classes", "facts", "grid", "loss", "usual", "variance"), PREDICTS),
+    **dict.fromkeys(("dim", "size"), LENGTH),
+    **dict.fromkeys(("begin", "place", "reports"), SWITCH),
+    **dict.fromkeys(("form", "parties", "prior"), GOSSIP),
+}  # fmt: skip
+ASIDE = ("net", "sim", "experiment", "run", "testing", "artifacts")  # packages without ops of their own
+
+
+def chosen() -> Iterator[str]:
+    """The names of the numeric fields of all parts that a request is made of."""
+    for kind in KINDS:
+        for part in registered(kind).values():
+            if part.__module__.startswith("hansa."):
+                yield from (name for name, hint in field_types(part).items() if holds_numbers(hint))
+
+
+def payload_entries(tree: ast.AST) -> Iterator[Any]:
+    """The names in `payload["name"]`, `payload.get("name")` and `function(payload, "name")`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == "payload":
+            yield getattr(node.slice, "value", None)
+        if isinstance(node, ast.Call):
+            own = getattr(getattr(node.func, "value", None), "id", "")
+            first = getattr(node.args[0], "id", "") if node.args else ""
+            if own == "payload" and getattr(node.func, "attr", "") == "get":
+                yield getattr(node.args[0], "value", None)
+            elif first == "payload" and len(node.args) > 1:
+                yield getattr(node.args[1], "value", None)
+
+
+def test_every_numeric_field_of_a_request_has_a_range_or_a_reason() -> None:
+    names = set(chosen())
+    assert names <= set(RANGES) | set(HARMLESS), "add these to RANGES, or to HARMLESS with a reason"
+    assert not set(RANGES) & set(HARMLESS)
+    assert set(HARMLESS) <= names and set(RANGES) - {"rate"} <= names, "these fields no longer exist"
+    assert all(reason for reason in HARMLESS.values()) and all(low <= high for low, high in RANGES.values())
+
+
+def test_fractions_end_at_one_and_counts_begin_at_one_or_none() -> None:
+    fractions = {"momentum", "held_out", "fixed", "delta", "threshold", "sample", "held", "share"}
+    assert {name for name, (_, high) in RANGES.items() if high <= 1} == fractions
+    assert all(RANGES[name] == (0, 1) for name in fractions)
+    one = {"batch", "microbatch", "cap", "max_weight", "needed", "least", "k", "components", "bits", "block", "bucket",
+           "size", "rounds", "repeats", "iterations", "log"}  # fmt: skip
+    assert {name for name, (low, _) in RANGES.items() if low == 1} == one
+    lows = {"clip": 1e-9, "range": 1e-12, "statistics": 1e-12, "key_bits": 1024, "power": -1100}
+    assert {name: low for name, (low, _) in RANGES.items() if low not in (0, 1)} == lows
+    assert all(high <= 2.0**100 for _, high in RANGES.values())  # products of them do not overflow
+
+
+def test_the_ranges_are_wide_enough_for_large_parties() -> None:
+    counts = {"batch", "microbatch", "per_samples", "least", "min_rows", "min_samples", "k", "block", "bucket", "size",
+              "columns", "rounds"}  # fmt: skip
+    assert {RANGES[name][1] for name in counts} == {1_000_000_000}
+    assert RANGES["cap"][1] == RANGES["max_weight"][1] == 2**53  # float64 counts no further
+    assert {RANGES[name][1] for name in ("range", "statistics", "bound")} == {2.0**100}
+    assert RANGES["noise"][1] == 2.0**60 and RANGES["max_depth"][1] == 64
+
+
+def test_every_entry_of_a_payload_is_known() -> None:
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        if path.relative_to(SOURCE).parts[0] not in ASIDE:
+            found |= {name for name in payload_entries(ast.parse(path.read_text())) if isinstance(name, str)}
+    assert found == set(PAYLOAD)
+    assert "rate" in RANGES and "alpha" in RANGES
+
+
+def test_the_defaults_admit_the_defaults_of_all_solvers() -> None:
+    """The ops of all algorithms are in tests/core/test_gateway.py: their gateways open."""
+    for name, part in registered("local").items():
+        if part.__module__.startswith("hansa."):
+            assert Ranges().refuses(build("local", name), 100, {}) is None, name
+
+
+@pytest.mark.parametrize(("own", "op", "why"), [
+    ({"clip": (0.1, 10)}, DPSGD(clip=0.05), "requires a clip of 0.1 to 10, and the job has 0.05 in 'dp-sgd'"),
+    ({"clip": (0.1, 10)}, Personal(inner=DPSGD(clip=20.0)), "and the job has 20"),
+    ({"clip": (0.1, 10)}, build("op", "gossip", inner=DPSGD(clip=20.0)), "and the job has 20"),
+    ({"clip": (0.1, 10)}, DPSGD(clip=10.0), None),
+    ({"clip": (0.1, 10)}, ClippedUpdate(SGD(), 20.0), "in 'clip'"),
+    ({"dp-sgd.clip": (0.1, 10)}, ClippedUpdate(SGD(), 20.0), None),
+    ({"dp-sgd.clip": (0.1, 10)}, DPSGD(clip=20.0), r"see ranges.dp-sgd.clip in party.toml"),
+    ({"clip": (0.1, 10), "dp-sgd.clip": (0.1, 50)}, DPSGD(clip=20.0), None),
+    ({"share": (0.6, 1)}, Packed(SGD(), TopK(share=0.5)), "and the job has 0.5 in 'top-k'"),
+    ({"sigma": (1, 9)}, SecureMasked(DPSGD(sigma=0.5)), "requires a sigma of 1 to 9, and the job has 0.5"),
+    ({"decay": (0.5, 1)}, SGD(schedule={"name": "exponential", "decay": 0.1}), "in 'exponential'"),  # type: ignore[arg-type]
+    ({"grid": (0.2, 0.8)}, build("local", "mapper", grid=(0.1, 0.5)), "and the job has 0.1"),
+    ({}, SGD(lr=1e7), "requires a lr of 0 to 1e"),
+    ({"lr": (0, 1e9)}, SGD(lr=1e7), None),
+    ({}, build("op", "grow-forest", bits=65), "requires a bits of 1 to 64"),
+])  # fmt: skip
+def test_numbers_out_of_range_are_refused_wherever_they_are(own: Any, op: Op, why: str | None) -> None:
+    refused = Ranges(own).refuses(op, 100, {})
+    assert (refused is None) if why is None else (refused is not None and why in refused)
+
+
+def test_a_batch_is_compared_as_it_is_at_the_party() -> None:
+    few = Ranges({"batch": (32, 1000)})
+    for batch, n, fits in ((32, 100, True), (31, 100, False), (None, 100, True), (5, 4, True), (3, 4, False),
+                           (None, 4, True), (None, 2000, False), (2000, 500, True)):  # fmt: skip
+        assert (few.refuses(SGD(batch=batch), n, {}) is None) == fits, (batch, n)
+    for work, fits in (({"batch": 8}, False), ({"batch": 64}, True), ({"batch": None}, True), ({"lr": 1e9}, False)):
+        assert (few.refuses(SGD(), 100, {"work": work}) is None) == fits, work
+        assert (few.refuses(Personal(inner=SGD()), 100, {"work": work}) is None) == fits, work
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 10**400])
+def test_numbers_that_are_none_are_out_of_range(value: float) -> None:
+    op = build("local", "elastic")
+    refused = Ranges().refuses(op, 10, {"alpha": value})
+    assert refused is not None and "requires a alpha" in refused
+    assert Ranges().refuses(op, 10, {"alpha": 0.5}) is None
+
+
+def test_nothing_is_read_by_a_request_out_of_range() -> None:
+    samples = SampleGateway((torch.ones(5, 2), torch.zeros(5)))
+    guarded = GuardedGateway(samples, None, SGD(lr=1e9), {})  # type: ignore[arg-type]
+    with pytest.raises(PartyError, match="requires a lr"):
+        guarded.open("ask")
+    with pytest.raises(PartyError, match="may not read"):
+        guarded.train("train")
+
+
+@pytest.mark.parametrize(("table", "why"), [
+    ({"clips": [1, 2]}, "no part of a request has a number 'clips'; did you mean 'clip'"),
+    ({"dpsgd.clip": [1, 2]}, "no part of a request has a number 'dpsgd.clip'; did you mean 'dp-sgd.clip'"),
+    ({"mechanism": [1, 2]}, "has a number 'mechanism'"),
+    ({"clip": [2, 1]}, "expected a range of two numbers"), ({"clip": 1}, "expected a range of two numbers"),
+    ({"clip": [1, 2, 3]}, "expected a range"), ({"clip": [1, True]}, "expected a range"),
+    ({"clip": [math.nan, 1]}, "expected a range"),
+])  # fmt: skip
+def test_a_malformed_table_of_ranges_is_refused(table: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Ranges.read(table, "party.toml: ranges")
+    assert why in str(caught.value)
+
+
+def test_a_table_of_ranges_is_read() -> None:
+    table = {"lr": [0, 1], "rate": [0, 2], "sigma": [2, 2], "dp-sgd.clip": [0.1, 10.0], "my_module:Net.depth": [1, 2]}
+    assert Ranges.read(table, "ranges") == Ranges({name: (low, high) for name, (low, high) in table.items()})

@@ -1,0 +1,108 @@
+"""Trees over columns between deployed parties: the simulation's bits, predictions, and what the aggregator stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from league import PARTIES, League
+
+import hansa
+from hansa import ColumnForest, SecureBoost
+from hansa.core import codec
+from hansa.core.gateway import TableRows
+from hansa.core.op import Memory
+from hansa.core.registry import to_config
+from hansa.net.aggregator import runtime, sessions
+from hansa.net.party import post
+from hansa.net.party.samples import PartySamples
+from hansa.net.people_scores import predict_people
+from hansa.net.transport import client
+from hansa.testing import same_bits
+
+WIDTHS, HOLDER, PEOPLE, ROUNDS = (2, 3, 1), 1, 40, 2
+PLAIN: dict[str, Any] = {"match": "same", "bins": 6, "max_depth": 2, "key_bits": 1024}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "TICK", 0.05)
+    monkeypatch.setattr(client, "LEAST", 0.02)
+    monkeypatch.setattr(client, "MOST", 0.1)
+    monkeypatch.setattr(sessions, "LOOK", 0.02)
+    monkeypatch.setattr(post, "LOOK", 0.05)
+
+
+def rows(party: int, test: bool = False) -> TableRows:
+    """A party's rows: the same people at all parties, in an order of its own."""
+    draw = np.random.default_rng(100 * test + party)
+    order = draw.permutation(PEOPLE)
+    x = torch.from_numpy(draw.normal(size=(PEOPLE, WIDTHS[party])))
+    ids = np.array([f"{'test' if test else 'train'} {k}" for k in order])
+    return TableRows(x, torch.from_numpy(order % 2) if party == HOLDER else None, ids)
+
+
+def tree(own: Any) -> dict[str, Any]:
+    table = {"dataset": "heart", "loss": "cross_entropy", "dtype": "float64"}
+    return {"task": table, "partition": "columns", "algorithm": to_config(own), "run": {"rounds": ROUNDS, "seed": 3}}
+
+
+def join(league: League, policy: str = "matches = 100\nscores = true", first: str = "") -> None:
+    for number, name in enumerate(PARTIES):
+        league.join(name, PartySamples(rows(number), rows(number, True)), policy if number or not first else first)
+
+
+def simulated(own: Any) -> hansa.Result:
+    train, test = ([rows(party, late) for party in range(3)] for late in (False, True))
+    task = hansa.Task(None, "cross_entropy", [each[:2] for each in train], None, [each[:2] for each in test],
+                      list(PARTIES), 2, ids=[each.ids for each in train],
+                      test_ids=[each.ids for each in test])  # fmt: skip
+    return hansa.simulate(own, task, rounds=ROUNDS, seed=3, progress=False)
+
+
+def kept(memory: Memory) -> Memory:
+    """What a party remembers of trees, without the key, which a deployed party draws from its own secret."""
+    return {name: value for name, value in memory.items() if name.startswith("trees/") and name != "trees/key"}
+
+
+def deployed(league: League, name: str, job: str) -> list[Memory]:
+    folder = league.folder / "homes" / name / "memory" / job
+    return [kept(codec.decode(path.read_bytes()[:-32])) for path in folder.glob("*.safetensors")]
+
+
+@pytest.mark.parametrize("own", [SecureBoost(**PLAIN), ColumnForest(**PLAIN, trees=2)], ids=["boosting", "forest"])
+def test_a_deployed_job_has_the_bits_of_its_simulation_and_scores_people(league: League, own: Any) -> None:
+    join(league)
+    done = league.ended(league.submit(tree(own), min_parties=3))
+    assert done["status"] == "finished", done["reason"]
+    reference = simulated(own)
+    for line, expected in zip(done["rounds"], reference.history, strict=True):
+        assert (line["loss"], line["accuracy"]) == (expected["loss"], expected["accuracy"])
+    for number, name in enumerate(PARTIES):
+        expected = kept(reference.memories[number])
+        assert any(same_bits(expected, each) for each in deployed(league, name, done["id"]))
+    stored = b"".join(path.read_bytes() for path in Path(league.folder / "state").rglob("*") if path.is_file())
+    for number in range(3):
+        secrets = [value for name, value in reference.memories[number].items() if name.startswith("trees/")]
+        for secret in [*secrets, rows(number).x]:
+            raw = secret.contiguous().numpy().tobytes()
+            assert len(raw) < 48 or raw[:64] not in stored
+    ids = ["test 3", "train 17"]
+    asked = predict_people(league.operator, done["id"], ids)
+    assert list(asked.ids) == ids
+    assert torch.equal(torch.as_tensor(asked.outputs), reference.predict(ids=ids))
+
+
+def test_rules_approve_a_job_and_every_ask_of_it_is_in_its_manifest(league: League) -> None:
+    join(league, 'matches = 100\n[approve]\nmode = "rules"\nalgorithms = ["secureboost"]')
+    done = league.ended(league.submit(tree(SecureBoost(**PLAIN)), min_parties=3))
+    assert done["status"] == "finished" and not [line for line in done["rounds"] if line.get("missing")], done["rounds"]
+
+
+def test_a_party_whose_policy_has_a_floor_refuses_small_nodes(league: League) -> None:
+    join(league, first="matches = 100\nmin_rows = 15")
+    done = league.ended(league.submit(tree(SecureBoost(**PLAIN)), min_parties=3))
+    assert "raise algorithm.min_samples" in str(done["rounds"]), done["rounds"]

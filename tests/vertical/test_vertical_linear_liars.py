@@ -1,0 +1,108 @@
+"""Encrypted linear models against liars: invalid ciphertexts, overflows, wrong keys. Nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from columns import HELPER, PEOPLE, furthest, trained
+from test_vertical_linear import algorithm, run
+
+from hansa.core.errors import HansaError, PartyError
+from hansa.core.session_op import Send
+from hansa.net.party.workload import Workload
+from hansa.secure.additive import AdditivePublicKey
+from hansa.secure.byte_tensors import from_rows, to_rows
+from hansa.secure.primes import Stream
+from hansa.vertical.linear_model import LinearRoles
+from hansa.vertical.linear_ops import LinearTrain
+
+Change = Callable[[torch.Tensor, AdditivePublicKey], torch.Tensor]
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, liar: int, name: str, change: Change) -> None:
+    """In round 0 the liar changes the first message with a tensor of this name."""
+    plain = LinearTrain.talk
+
+    def talk(self: LinearTrain, party: Any, payload: Any, memory: Any) -> Any:
+        inner, message, told, key = plain(self, party, payload, memory), None, False, None
+        while True:
+            try:
+                step = inner.send(message)
+            except StopIteration as done:
+                return done.value
+            if isinstance(step, Send) and party.id == liar and party.round == 0 and name in step.message and not told:
+                step, told = Send(step.to, {name: change(step.message[name], key)}), True  # type: ignore[arg-type]
+            message = yield step
+            if message is not None and "key" in message and party.id == liar:
+                key = AdditivePublicKey.of_tensor(message["key"])
+
+    monkeypatch.setattr(LinearTrain, "talk", talk)
+
+
+def row(tensor: torch.Tensor, value: int) -> torch.Tensor:
+    """A message whose first ciphertext is replaced."""
+    return torch.cat([to_rows([value], tensor.shape[1]), tensor[1:]])
+
+
+def encrypted(number: int) -> Change:
+    return lambda tensor, key: row(tensor, int(key.encrypt([number], Stream(b"liar"))[0]))
+
+
+def flipped(tensor: torch.Tensor, key: AdditivePublicKey) -> torch.Tensor:
+    return to_rows([from_rows(tensor)[0] ^ 1 << 60, *from_rows(tensor)[1:]], tensor.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("liar", "name", "change", "reason"),
+    [
+        (0, "scores", lambda rows, key: row(rows, 0), "party 0 sent invalid ciphertexts: received a number that"),
+        (0, "scores", lambda rows, key: row(rows, key.n), "party 0 sent invalid ciphertexts"),
+        (1, "residuals", lambda rows, key: torch.full_like(rows, 255), "party 1 sent invalid ciphertexts"),
+        (2, "gradient", lambda rows, key: row(rows, 0), "party 2 sent invalid ciphertexts"),
+        (0, "scores", lambda rows, key: rows[:-1], "(39, 128)"),
+        (0, "scores", lambda rows, key: rows[:, :-1], "(40, 127)"),
+        (0, "scores", encrypted(2**60), "some party's numbers overflow the fixed point"),
+        (0, "scores", encrypted(2**240), "sends numbers"),
+        (0, "gradient", encrypted(2**260), "party 0 sent a gradient for decryption that is out of range"),
+        (HELPER, "key", lambda key, _: torch.zeros_like(key), "the coordinator sent an invalid key"),
+        (HELPER, "key", lambda key, _: row(key[None], 3 * 2**1022 + 3)[0], "the coordinator sent an invalid key"),
+        (HELPER, "gradient", flipped, "a decrypted gradient is larger"),
+    ],
+)  # fmt: skip
+def test_a_lie_is_refused_and_the_next_round_is_as_if_it_had_not_been(
+    liar: int, name: str, change: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = trained(run(algorithm()))
+    lie(monkeypatch, liar, name, change)
+    result = run(algorithm(), 2)
+    assert "empty" in result.history[0] and "empty" not in result.history[1]
+    told = str(result.history[0]["missing"])
+    if reason == "sends numbers":  # whether the overflow is seen at the coordinator or at the party depends on the mask
+        assert "out of range" in told or "overflow" in told or "too large" in told
+    else:
+        assert reason in told
+    assert furthest(trained(result), honest) < 1e-13
+
+
+def test_announced_rows_are_bounded_before_anything_is_made_of_them() -> None:
+    payload = {"widths": {"0": 3, "1": 3}, "holder": 1, "helper": 2, "rows": 10**18}
+    assert "at most 1000000 steps" in str(Workload().refuses(LinearTrain(batch=8), 5, payload))
+
+
+@pytest.mark.parametrize("fields", [{"range": float("inf")}, {"range": -1.0}, {"batch": 0}, {"key_bits": 77}])
+def test_an_op_with_impossible_fields_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(HansaError):
+        LinearTrain(**fields)
+
+
+@pytest.mark.parametrize(
+    "change", [{"holder": 5}, {"helper": 0}, {"widths": {"1": 3}}, {"widths": {"x": 3}}, {"rows": -1}, {"rows": 2.5}]
+)
+def test_malformed_roles_are_refused(change: dict[str, Any]) -> None:
+    payload = {"widths": {"0": 3, "1": 3}, "holder": 1, "helper": 2, "rows": PEOPLE}
+    assert LinearRoles.of(payload).tree() == payload
+    with pytest.raises(PartyError, match="malformed ask"):
+        LinearRoles.of({**payload, **change})
