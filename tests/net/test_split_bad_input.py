@@ -103,7 +103,7 @@ def one_sentence(text: str) -> bool:
         (no_ids, 5, DataError, "ann.csv.*'id'"),
         (no_labels, 5, DataError, r"no file of task.parties has labels: none has the column 'ill' \(task.target\)"),
         (two_labels, 5, ConfigError, "needs one party with labels, and the parties 1, 2 have"),
-        (nothing, 11, DataError, "the parties have 10 people in common .*, and the method needs at least 11"),
+        (nothing, 11, DataError, "10 people in common .*, and the method needs at least 11; .* use a smaller batch"),
     ],
 )
 def test_a_simulation_says_what_is_wrong(

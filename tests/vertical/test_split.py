@@ -19,6 +19,7 @@ from hansa.core.objective import Objective
 from hansa.core.params import Params
 from hansa.models.dense import Logistic, TwoNN
 from hansa.models.model import Model
+from hansa.report.display import rows_of
 from hansa.sim import runtime
 from hansa.testing import same_bits
 from hansa.vertical import modules
@@ -257,6 +258,7 @@ def test_the_parties_evaluate_the_network_together() -> None:
     expected = float(nn.functional.cross_entropy(outputs, y))
     assert result.history[-1]["loss"] == pytest.approx(expected, abs=1e-12)
     assert result.history[-1]["accuracy"] == pytest.approx(float((outputs.argmax(1) == y).double().mean()))
+    assert {("common people", str(PEOPLE)), ("common test people", "9")} <= set(rows_of(result.summary))
 
 
 # Models of a user's own

@@ -254,3 +254,12 @@ def test_numbers_beyond_the_fixed_point_are_named_and_nothing_is_lost(scale: flo
     result = run(algorithm(lr=10.0), 2, task=hansa.Task(None, "cross_entropy", pairs, ids=given.ids))
     assert reason in result.history[-1]["missing"]["0"] and "empty" in result.history[-1]
     assert len(trained(result)) == (0 if scale > 1e5 else 3)  # the first round of the second case is kept
+
+
+def test_a_run_whose_first_round_is_empty_gives_the_reason_and_not_a_missing_metric() -> None:
+    given = task(tests=True)
+    pairs = [(x * 1e6, y) for x, y in given.parties]  # type: ignore[union-attr]
+    large = hansa.Task(None, "cross_entropy", pairs, ids=given.ids, party_tests=given.party_tests,
+                       test_ids=given.test_ids)  # fmt: skip
+    result = run(algorithm(), 2, task=large, metric="auc", patience=1)
+    assert result.summary["empty_rounds"] == 2 and "a column has values over 1024" in result.summary["problem"]

@@ -23,7 +23,11 @@ LATEST = (
     "epsilon",
     "epsilon_aggregator",
     "delta",
+    "common",
+    "common_test",
 )  # taken from the last round that has them, evaluated or not
+COUNTS = ("common", "common_test")  # whole numbers
+LABELS = {"auc": "AUC", "common": "common people", "common_test": "common test people"}
 
 
 class Displayed:
@@ -107,8 +111,8 @@ def rows_of(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name in sorted(set(summary) - set(APART), key=lambda n: (n not in FIRST, n.startswith("party_"), n)):
         value = summary[name]
         if value is not None:
-            label = "AUC" if name == "auc" else name.replace("_", " ")
-            rows.append((label, _number(value) if isinstance(value, float) else str(value)))
+            label = LABELS.get(name, name.replace("_", " "))
+            rows.append((label, _shown(name, value)))
     rows += tuned_rows(summary.get("finetuned")) + baseline_rows(summary) + combined_rows(summary.get("combined"))
     rows.append(("bytes up / down", f"{human_bytes(summary['bytes_up'])} / {human_bytes(summary['bytes_down'])}"))
     rows.append(("seconds", f"{summary['seconds']:.1f}"))
@@ -148,6 +152,13 @@ def combined_rows(combined: Mapping[str, str] | None) -> list[tuple[str, str]]:
     for metric, way in (combined or {}).items():
         by_way.setdefault(way, []).append(metric.replace("_", " "))
     return [(", ".join(metrics), way) for way, metrics in by_way.items()]
+
+
+def _shown(name: str, value: Any) -> str:
+    """Format a value of the summary; numbers of people have no decimals."""
+    if name in COUNTS:
+        return f"{value:,.0f}"
+    return _number(value) if isinstance(value, float) else str(value)
 
 
 def _number(value: float) -> str:

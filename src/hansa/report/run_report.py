@@ -20,6 +20,8 @@ NAMES = {
     "auc": "AUC",
     "bytes_down": "bytes to the parties",
     "bytes_up": "bytes from the parties",
+    "common": "common people",
+    "common_test": "common test people",
     "train_loss": "training loss",
 }
 

@@ -59,7 +59,7 @@ class StoppingRules:
     def _check_measured(self, line: dict[str, Any]) -> None:
         """Refuse a metric that this run never measures."""
         run = self.run
-        if "unmeasured" in line:  # this evaluation failed; the next one may not
+        if "unmeasured" in line or "empty" in line:  # this round failed; the next one may not
             return
         if run.target is not None or run.patience is not None or run.metric is not None or run.keep == "best":
             measured = [name for name, value in line.items() if isinstance(value, float)]

@@ -69,6 +69,7 @@ class ColumnModel(Algorithm):
             holder, parties, least = self.matched_parties(state)
             people = await (aligned if self.match == "psi" else same_people)(fed, holder, parties, least)
             state = state.replace(people={"train": people.train, "test": people.test})
+            fed.metrics |= {"common": float(people.train), "common_test": float(people.test)}
         return await self.trained(fed, state)
 
     def matched_parties(self, state: State) -> tuple[int, list[int], int]:

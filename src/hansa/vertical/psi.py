@@ -58,7 +58,7 @@ async def aligned(fed: Federation, leader: int, parties: Iterable[int] | None = 
     if people.train < least:
         raise DataError(
             f"the parties have {people.train} people in common in their training rows, and the method needs at least "
-            f"{least}; check that their ids have the same form"
+            f"{least}; check that their ids have the same form" + (", or use a smaller batch" if people.train else "")
         )
     return people
 

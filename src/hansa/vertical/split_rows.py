@@ -70,5 +70,7 @@ async def same_people(fed: Federation, holder: int, parties: Iterable[int], leas
         raise RoundAborted("the parties do not hold the same people, or one of them is missing")
     people = People(*(int(done.replies.replies[0].tensors[name]) for name in (ROWS, TEST_ROWS)))
     if people.train < least:
-        raise DataError(f"the parties hold {people.train} people, and the method needs at least {least}")
+        raise DataError(
+            f"the parties hold {people.train} people, and the method needs at least {least}; use a smaller batch"
+        )
     return people
