@@ -192,6 +192,29 @@ def test_wrong_arguments_are_refused(arguments: Any, message: str) -> None:
         attack("nowhere", **arguments)
 
 
+def test_an_unknown_attribute_is_refused_before_any_attack() -> None:
+    result = trained(rounds=1)
+    with pytest.raises(ConfigError, match="there is no feature '99'; features have the numbers 0 to 11"):
+        attack(result, ("membership", "attributes"), attribute=("99",), on_attack=pytest.fail)
+
+
+def test_the_command_says_why_an_attack_was_not_possible(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from hansa.attacks import AttackAudit
+    from hansa.cli import attack as command  # noqa: F401 (adds the command)
+    from hansa.experiment.config import read
+    from hansa.run.resume import execute
+
+    (tmp_path / "cells.toml").write_text(TOML.replace("digits", "breast-cancer"))
+    execute(read(tmp_path / "cells.toml"), tmp_path / "run")
+    said = CliRunner().invoke(app, ["attack", str(tmp_path / "run"), "--attack", "attributes", "--out", str(tmp_path)])
+    assert said.exit_code == 0 and "meaning" not in said.output
+    assert "not possible: attributes: no feature has between 2 and 20 values" in said.output
+    kept = AttackAudit(json.loads((tmp_path / "attacks.json").read_text()))
+    assert list(kept.refusals) == ["attributes"] and kept.defences is None
+
+
 def test_runs_that_cannot_be_attacked_are_refused_with_the_reason(tmp_path: Path, folder: Path) -> None:
     task = make_task()
     task.test = None

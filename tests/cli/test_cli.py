@@ -97,6 +97,7 @@ def test_run_prints_one_json_object_last_and_fills_the_run_folder(experiment: Pa
         (["task.dataset=my_data:load"], "there is no module 'my_data'"),
         (["task.dataset=heart", "partition=natural"], "missing values (NaN)"),
         (["task.dataset=digits", "partition=natural"], "natural"),
+        (["run.metric=zzz"], "rmse, train_loss; and of most of them party_NAME_mean, _spread"),
         (["run.target=0.9", "run.metric=f11"], "run: metric: unknown metric 'f11'; did you mean 'f1'?"),
         (["lr"], "--set takes NAME=VALUE"),
     ],

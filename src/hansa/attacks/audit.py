@@ -10,7 +10,7 @@ from typing import Any
 
 import hansa
 from hansa.artifacts.run_folder import write_json
-from hansa.attacks.attributes import attributes
+from hansa.attacks.attributes import attributes, column_number
 from hansa.attacks.canaries import CANARIES, audit_epsilon
 from hansa.attacks.defences import accuracy, defences
 from hansa.attacks.extraction import extraction
@@ -25,7 +25,7 @@ from hansa.core.determinism import deterministic, threads
 from hansa.core.errors import ConfigError, HansaError, nearest
 from hansa.core.objective import kept_generator
 from hansa.core.task import Task
-from hansa.report.attack_report import contents, who
+from hansa.report.attack_report import contents, defences_sheet, who
 from hansa.report.html import Sheet, write_report
 from hansa.report.job_attack_report import job_contents, job_who
 from hansa.run.result import Result
@@ -60,6 +60,17 @@ class AttackAudit:
         """The first table of the report: who could learn what."""
         return job_who(self.tree) if self.tree["run"].get("job") else who(self.tree)
 
+    @property
+    def defences(self) -> Sheet | None:
+        """The table of defences; None if they were not compared."""
+        return defences_sheet(self.tree["defences"]) if "rows" in self.tree.get("defences", {}) else None
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """The reason of each attack that was not possible."""
+        return {name: each["refused"] for name, each in self.tree.items()
+                if name in NAMES and "refused" in each}  # fmt: skip
+
 
 def attack(run: str | Path | Result, attacks: Sequence[str] = NAMES, *, task: Task | None = None,
            references: int = PAIRS, canaries: int = CANARIES, attribute: Sequence[str] = (),
@@ -90,6 +101,8 @@ def attack(run: str | Path | Result, attacks: Sequence[str] = NAMES, *, task: Ta
 
 def _tree(recipe: Recipe, attacks: Sequence[str], references: int, canaries: int, attribute: tuple[str, ...],
           watch: Watch) -> dict[str, Any]:  # fmt: skip
+    for name in attribute:
+        column_number(recipe, name)
     pool, prior = MemberPool.of(recipe), Prior.of(recipe.others[0])
 
     def by_references() -> dict[str, Any]:

@@ -96,9 +96,17 @@ def attack(
     if as_json:
         typer.echo(json.dumps({**audit.tree, "report": str(page)}))
         return
-    table = Table("who", "attack", "found", "a guess", "meaning", box=SIMPLE_HEAD, pad_edge=False)
-    for row in audit.summary.rows:
-        table.add_row(*(escape(str(cell)) for at, cell in enumerate(row) if at != 1))
-    console.print(table)
+    if audit.summary.rows:
+        table = Table("who", "attack", "found", "a guess", "meaning", box=SIMPLE_HEAD, pad_edge=False)
+        for row in audit.summary.rows:
+            table.add_row(*(escape(str(cell)) for at, cell in enumerate(row) if at != 1))
+        console.print(table)
+    if audit.defences is not None:
+        table = Table(*audit.defences.header, box=SIMPLE_HEAD, pad_edge=False)
+        for row in audit.defences.rows:
+            table.add_row(*(escape(str(cell)) for cell in row))
+        console.print(table)
+    for name, reason in audit.refusals.items():
+        console.print(f"not possible: {name}: {reason}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {page} ({time.monotonic() - began:.0f} s)", markup=False, highlight=False,
                   soft_wrap=True)  # fmt: skip

@@ -173,7 +173,11 @@ def measured(metrics: Any, metric: str | None, where: str = "") -> tuple[Metric,
     names.describe(parts.values())
     known = names.known_metrics((*listed, *parts.values()))
     if metric not in known:
-        raise ConfigError(f"{where}metric: unknown metric {metric!r}{nearest(metric, known)}")
+        hint = nearest(metric, known)
+        if "did you mean" not in hint:  # the list without the four numbers over parties of each metric
+            plain = [name for name in known if not name.startswith("party_")]
+            hint = f"{nearest(metric, plain)}; and of most of them party_NAME_mean, _spread, _variance, _worst_tenth"
+        raise ConfigError(f"{where}metric: unknown metric {metric!r}{hint}")
     return (*listed, parts[names.plain_metric(metric)])
 
 

@@ -288,7 +288,8 @@ def _extraction(title: str, found: Tree) -> list[Section]:
     ]
 
 
-def _defences(title: str, found: Tree) -> list[Section]:
+def defences_sheet(found: Tree, title: str = "Defences") -> Sheet:
+    """The table of defences: accuracy, and what attacks find."""
     rows, reasons = [], dict[str, None]()
     for row in found["rows"]:
         if "refused" in row:
@@ -301,10 +302,15 @@ def _defences(title: str, found: Tree) -> list[Section]:
         rows.append((row["defence"], f"{row['accuracy']:.3f}", between(row["auc"], row["auc_interval"]), *cells))
     header = ("defence", "accuracy", "membership AUC\n(loss)", "1 sample from\none update", "samples from\na sum of 10")
     note = (
-        "Each model was trained again as the run was, with this protection alone. The last two columns are recovered "
-        "shares, with the error in brackets (0: a copy, 1: a blind guess)."
+        "The first row is the run's own model. The others were trained again with other random numbers, each with "
+        "this protection alone. The last two columns are recovered shares, with the error in brackets (0: a copy, 1: "
+        "a blind guess)."
     )
-    return [Sheet(title, header, rows, note=" ".join([note, *(f"{reason}." for reason in reasons)]))]
+    return Sheet(title, header, rows, note=" ".join([note, *(f"{reason}." for reason in reasons)]))
+
+
+def _defences(title: str, found: Tree) -> list[Section]:
+    return [defences_sheet(found, title)]
 
 
 def _recovered(found: Tree) -> str:
