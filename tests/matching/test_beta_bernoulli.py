@@ -126,6 +126,11 @@ def test_the_cap_limits_atoms_and_a_party_above_it_is_an_error() -> None:
         match(groups, most=7)
 
 
+def test_arrays_are_refused_with_the_way_to_convert_them() -> None:
+    with pytest.raises(ConfigError, match="atoms must be torch tensors; convert arrays"):
+        match([drawn(0, 8, 5).numpy()])  # type: ignore[list-item]
+
+
 def test_relabelling_parties_of_distinct_sizes_does_not_change_the_clusters() -> None:
     groups = [drawn(0, 9, 4), drawn(1, 7, 4), drawn(2, 5, 4), drawn(3, 3, 4)]
     first = match(groups, Process(sweeps=0))

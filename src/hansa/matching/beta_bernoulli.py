@@ -109,6 +109,8 @@ def match(groups: Sequence[Tensor], process: Process = PLAIN, *, shares: Sequenc
 
 def _checked(groups: Sequence[Tensor], shares: Sequence[Tensor] | None, most: int | None) -> int:
     """Check the arguments of `match`; the number of coordinates."""
+    if not all(isinstance(group, Tensor) for group in groups):
+        raise ConfigError("match: atoms must be torch tensors; convert arrays with torch.as_tensor")
     if not groups or any(group.dim() != 2 or group.shape[1] != groups[0].shape[1] for group in groups):
         raise ConfigError("match: give each party's atoms as a matrix [atoms, coordinates] with equal coordinates")
     if not all(all_finite(group) for group in groups):

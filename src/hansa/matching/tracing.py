@@ -136,7 +136,10 @@ def _traced(module: nn.Module, at: str) -> Iterator[Step]:
     try:
         graph = fx.Tracer().trace(module)
     except Exception as error:  # the user's own forward: it may branch on its input
-        raise ConfigError(f"the model is no chain of layers: {_where(module, at)} cannot be traced ({error})") from None
+        raise ConfigError(
+            f"the model is no chain of layers: {_where(module, at)} cannot be traced ({error}); use a model that "
+            "passes its input through one layer after another"
+        ) from None
     previous: fx.Node | None = None
     for node in graph.nodes:
         if node.op == "placeholder" and previous is None:
