@@ -64,6 +64,8 @@ class Reply:
         """The reply of a message; a DataError if the message does not have the form of `tree`."""
         if not isinstance(tree, Mapping):
             raise DataError("it is not a table")
+        if not set(tree) <= FIELDS:  # a receiver that looks for one of them would read another reply than was checked
+            raise DataError("it has other entries than those of a reply")
         groups: list[Any] = [tree.get(name) for name in ("tensors", "maxima", "metrics")]
         numbers: dict[str, Any] = {"weight": tree.get("weight"), "count": tree.get("count", torch.tensor(1))}
         for name, number in numbers.items():
@@ -78,6 +80,9 @@ class Reply:
             raise DataError("its metrics are not single numbers")
         metrics = {name: float(value) for name, value in groups[2].items()}
         return cls(dict(groups[0]), int(numbers["weight"]), dict(groups[1]), metrics, int(numbers["count"]))
+
+
+FIELDS = frozenset({"tensors", "weight", "maxima", "metrics", "count"})  # the entries of a reply
 
 
 def _is_text(name: str) -> bool:

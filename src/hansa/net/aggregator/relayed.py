@@ -106,6 +106,8 @@ class StoredReplies:
                 return StoredReply.read(path)
             self._relayed[digest] = RelayedReplies.of_tree(tree)
         content = self._relayed[digest]
+        if party not in content.accepted:
+            raise DataError(f"the answer of a relay has no reply of party {party}")
         if content.sum is None:
             return content.replies[party]
         return PartialSum("a relay", content.accepted, content.sum, checked=True)
