@@ -243,6 +243,30 @@ def test_another_task_is_refused(name: str, value: Any) -> None:
     assert why.startswith(f"the approved manifest allows task.{name} = ")
 
 
+@pytest.mark.parametrize("name, value", [
+    ("model", "2nn"), ("models", {"a": "2nn"}), ("dtype", "float32"), ("party_test", 0.5), ("seed", 9),
+    ("augment", "f"), ("bf16", True), ("public", {"digest": "0" * 64}),
+])  # fmt: skip
+def test_a_part_of_the_task_that_the_manifest_leaves_out_may_not_be_chosen_later(name: str, value: Any) -> None:
+    manifest = structs.replace(manifest_of(experiment_for(from_config("algorithm", "fedavg", ""))), task={})
+    assert refused(manifest, {"name": "describe"}, settings={"x": 1}) is None
+    why = refused(manifest, {"name": "describe"}, settings={name: value})
+    assert why is not None and f"task.{name} = " in why
+
+
+@pytest.mark.parametrize("fields, fault", [
+    ({"ops": (AllowedOp("sgd", {"epochs": 1}, {}, ("epochs",)),)}, "'sgd' lists the field 'epochs' twice"),
+    ({"ops": (AllowedOp("secure-keys", {"active": True}, {}, ("active",)),)}, "lists the field 'active' twice"),
+    ({"ops": (AllowedOp("sgd", {"epochs": 1}, {"epochs": (1.0, 50.0)}),)}, "lists the field 'epochs' twice"),
+    ({"parties": (("ann", None), ("ann", "0" * 64), ("ann", None))}, "it lists a party twice"),
+])  # fmt: skip
+def test_a_manifest_that_can_be_read_in_two_ways_is_refused(fields: dict[str, Any], fault: str) -> None:
+    """A rule such as epochs = 1 would read the first value, and the ask would be compared with the second."""
+    manifest = manifest_of(experiment_for(from_config("algorithm", "fedavg", "")))
+    with pytest.raises(DataError, match=fault):
+        decode_manifest(encode_manifest(structs.replace(manifest, **fields)))
+
+
 def test_a_model_in_place_of_the_tasks_is_refused_unless_the_algorithm_makes_one() -> None:
     payload = {"architecture": {"name": "2nn"}}
     why = refused(manifest_of(experiment_with()), {"name": "evaluate"}, payload=payload)

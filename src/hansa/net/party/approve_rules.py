@@ -78,8 +78,10 @@ class Approve:
 
     def _names(self, manifest: Manifest) -> Iterator[str]:
         task = manifest.task
-        listed = task["models"].values() if isinstance(task.get("models"), dict) else [task.get("model")]
-        models = [_name(model) for model in listed if model is not None]
+        several = task["models"].values() if isinstance(task.get("models"), dict) else ()
+        models = [_name(model) for model in (*several, task.get("model")) if model is not None]
+        if self.models and task.get("other_model"):
+            yield "models lists the models of tasks, and messages of the job may describe others"
         for rule, patterns, names in (("jobs", self.jobs, [manifest.name]), ("models", self.models, models),
                                       ("algorithms", self.algorithms, [_name(manifest.algorithm)]),
                                       ("parties", self.parties, manifest.names)):  # fmt: skip
@@ -98,6 +100,10 @@ class Approve:
             limit, most = getattr(self, rule), _most(manifest, rule)
             if limit is not None and most > limit:
                 yield f"{rule} is {limit}, and the job allows {most:g}"
+        if self.epochs is not None and self.steps is None and _allows(manifest, "steps"):  # steps override epochs
+            yield f"epochs is {self.epochs}, and the job counts its work in steps; the rule steps bounds them"
+        if self.steps is not None and self.epochs is None and _allows(manifest, "epochs"):
+            yield f"steps is {self.steps}, and the job may count its work in epochs; the rule epochs bounds them"
 
     def _protection(self, manifest: Manifest) -> Iterator[str]:
         hidden = any(name.startswith("secure-") for name in manifest.protected)
@@ -125,6 +131,19 @@ def _most(manifest: Manifest, field: str) -> float:
             values.append(None)
     numbers = [value for value in values if isinstance(value, (int, float))]
     return float("inf") if len(numbers) < len(values) else max(numbers)
+
+
+def _allows(manifest: Manifest, field: str) -> bool:
+    """Whether the manifest lets epochs, or steps, be the work of a local solver."""
+    if field in manifest.work:
+        return True
+    for op in manifest.ops or ():
+        fixed = op.fixed.get(field) is not None
+        if field == "epochs":
+            fixed = fixed and op.fixed.get("steps") is None
+        if fixed or field in op.ranges or field in op.open:
+            return True
+    return False
 
 
 def _unsigned(ops: Sequence[AllowedOp]) -> str | None:

@@ -161,7 +161,8 @@ def _differs_hidden(manifest: Manifest, op: Op) -> str | None:
 
 def _differs_task(manifest: Manifest, settings: Mapping[str, Any]) -> str | None:
     """How the task differs. Before the columns of a table are known, there is a task without a model."""
-    approved, plain = manifest.task, json.loads(json.dumps({name: settings.get(name) for name in manifest.task}))
+    approved = manifest.whole_task
+    plain = json.loads(json.dumps({name: settings.get(name) for name in approved}))
     several = approved.get("models") is not None and plain["models"] is not None
     for name, value in approved.items():
         sent = plain[name]

@@ -34,7 +34,7 @@ def _lines(manifest: Manifest) -> Iterator[str]:
     often = "any number of times" if times is None else "at most once" if times == 1 else f"at most {times} times"
     yield f"  training: {often} per round"
     yield from (f"  {line}" for line in _protection(manifest))
-    for name, value in manifest.task.items():
+    for name, value in manifest.whole_task.items():
         if name == "other_model":
             yield f"  messages may describe another model than the task's: {'yes' if value else 'no'}"
         elif value not in (None, {}, [], False):

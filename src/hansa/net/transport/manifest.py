@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from hansa.core.errors import DataError
 from hansa.net.transport.wire import Count, Digest, Name, Text
 
+TASK = ("model", "models", "dtype", "loss", "classes", "party_test", "seed", "bf16", "augment", "public", "other_model")
 MANIFEST = 2**22  # bytes: the largest manifest, of a job with ten thousand parties and more
 DEPTH = 40  # the most levels of tables in a manifest
 Low = Annotated[float, Meta(ge=-1e300, le=1e300)] | None
@@ -38,11 +39,12 @@ class AllowedOp(Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the asks of a job may be.
 
-    `ops` is None for a job whose ops are not known in advance. `protected` are the ops that surround every update,
-    `work` the fields of a local solver that a message may set. A round asks to train at most `trainings` times, None
-    for any number. `algorithm` and `privacy` say what the aggregator does with the replies, which no party can check.
-    `parties` have the fingerprints of their certificates, None for a party that had not enrolled. `keep_replies` says
-    that the aggregator stores replies after their rounds, readable; left out, it is false.
+    `task` has the fields `TASK` (`whole_task`). `ops` is None for a job whose ops are not known in advance. `protected`
+    are the ops that surround every update, `work` the fields of a local solver that a message may set. A round asks to
+    train at most `trainings` times, None for any number. `algorithm` and `privacy` say what the aggregator does with
+    the replies, which no party can check. `parties` have the fingerprints of their certificates, None for a party that
+    had not enrolled. `keep_replies` says that the aggregator stores replies after their rounds, readable; left out, it
+    is false.
     """
 
     federation: Name
@@ -65,6 +67,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
         """The parties of the job, in the order of their numbers."""
         return tuple(name for name, _ in self.parties)
 
+    @property
+    def whole_task(self) -> dict[str, Any]:
+        """The task with all its fields: one that the aggregator left out is None, and no ask may set it."""
+        return {**dict.fromkeys(TASK), "public": False, **self.task}
+
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """A manifest as canonical JSON."""
@@ -79,9 +86,22 @@ def decode_manifest(data: bytes) -> Manifest:
         tree = json.loads(data)
         if not _shallow(tree, DEPTH):
             raise ValueError("its tables are nested too deeply")
-        return msgspec.convert(tree, Manifest)
+        manifest = msgspec.convert(tree, Manifest)
+        _check_plain(manifest)
+        return manifest
     except (ValueError, RecursionError) as error:  # of msgspec too: its errors are ValueErrors
         raise DataError(f"not a valid manifest: {str(error)[:200]}") from None
+
+
+def _check_plain(manifest: Manifest) -> None:
+    """Raise a ValueError for a manifest that can be read in two ways: rules and asks could differ in the reading."""
+    for op in manifest.ops or ():
+        listed = [*op.fixed, *op.ranges, *op.open]
+        twice = next((name for name in listed if listed.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{op.name!r} lists the field {twice!r} twice")
+    if len(set(manifest.names)) < len(manifest.names):
+        raise ValueError("it lists a party twice")
 
 
 def manifest_digest(data: bytes) -> str:
