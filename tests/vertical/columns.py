@@ -13,6 +13,7 @@ from hansa.vertical.linear_model import WEIGHTS, batch_rows
 
 PEOPLE, TESTS, WIDTHS, HOLDER, HELPER, SEED = 40, 9, (2, 3, 1, 1), 1, 3, 4
 Array = np.ndarray[Any, Any]
+Messages = list[tuple[int, int, dict[str, torch.Tensor]]]  # sender, receiver and message
 
 
 def joined(count: int = PEOPLE) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ import torch
 from columns_of_trees import HOLDER, PEOPLE, WIDTHS, run, task, trees_of
 
 import hansa
-from hansa import SecureBoost
+from hansa import ColumnForest, SecureBoost
 from hansa.core.errors import PartyError
 from hansa.core.op import Op, Reply
 from hansa.net.party.workload import Workload
@@ -217,3 +217,30 @@ def test_columns_without_two_values_end_the_run_with_a_sentence() -> None:
     result = run(boosted(), 1, task=hansa.Task(None, "cross_entropy", constant, ids=given.ids, classes=2,
                                               prepare=given.prepare))  # fmt: skip
     assert "no party without labels has a column with two different values" in str(result.history[0])
+
+
+@pytest.mark.parametrize("name", ["count", "records"])
+def test_a_person_who_is_in_a_node_of_several_trees_counts_once(
+    name: str, lying: Callable[[int, int, str, Lie], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a node of one person in as many trees as the policy requires rows would pass."""
+    plain = tree_passive.Passive.__init__
+
+    def strict(self: Any, *parts: Any) -> None:
+        plain(self, *parts)
+        self.least = 3
+
+    def one_person(message: Message) -> None:
+        message["nodes"].fill_(-1)
+        message["nodes"][:, 0] = 0
+        if name == "count":
+            message["count"].fill_(1)
+        else:
+            message["records"].fill_(-1)
+            message["records"][0] = torch.tensor([10**6, 0, 0, 0])
+
+    monkeypatch.setattr(tree_passive.Passive, "__init__", strict)
+    lying(HOLDER, 0, name, one_person)
+    forest = ColumnForest(trees=8, per_round=4, match="same", bins=8, max_depth=2, key_bits=1024, min_samples=3)
+    result = run(forest, 2)
+    assert "asks about a node of 1 rows, and the policy here requires 3" in str(result.history[1]["missing"])

@@ -8,8 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from columns import HELPER, HOLDER, PEOPLE, SEED, TESTS, centralised, furthest, joined, parts_of, task, trained
-from torch import Tensor
+from columns import (
+    HELPER,
+    HOLDER,
+    PEOPLE,
+    SEED,
+    TESTS,
+    Messages,
+    centralised,
+    furthest,
+    joined,
+    parts_of,
+    task,
+    trained,
+)
 
 import hansa
 from hansa import VerticalLinear
@@ -18,13 +30,11 @@ from hansa.core.gateway import SampleGateway
 from hansa.core.op import Party
 from hansa.secure.additive import AdditivePrivateKey, _generator
 from hansa.secure.byte_tensors import from_rows
-from hansa.sim import runtime
 from hansa.sim.engine import ReferenceEngine
 from hansa.testing import same_bits
 from hansa.vertical.linear_ops import FEATURE_BITS, KEY, SCORE_BITS
 
 LOSSES = ("linear", "logistic", "svm")
-Messages = list[tuple[int, int, dict[str, Tensor]]]
 
 
 def algorithm(**fields: Any) -> VerticalLinear:
@@ -35,23 +45,6 @@ def algorithm(**fields: Any) -> VerticalLinear:
 def run(own: VerticalLinear, rounds: int = 1, **fields: Any) -> hansa.Result:
     settings = {"rounds": rounds, "seed": SEED, "progress": False, **fields}
     return hansa.simulate(own, settings.pop("task", None) or task(own.loss), **settings)
-
-
-@pytest.fixture
-def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
-    """All messages of the sessions of a simulation."""
-    seen: Messages = []
-    plain = runtime.converse
-
-    def watched(talks: Any, check: Any) -> Any:
-        def noted(sender: int, receiver: int, number: int, message: Any) -> Any:
-            seen.append((sender, receiver, dict(message)))
-            return check(sender, receiver, number, message)
-
-        return plain(talks, noted)
-
-    monkeypatch.setattr(runtime, "converse", watched)
-    return seen
 
 
 # The same model as in one place

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from columns import HELPER, PEOPLE, furthest, trained
+from columns import HELPER, HOLDER, PEOPLE, Messages, furthest, trained
 from test_vertical_linear import algorithm, run
 
 from hansa.core.errors import HansaError, PartyError
@@ -92,6 +93,14 @@ def test_announced_rows_are_bounded_before_anything_is_made_of_them() -> None:
     assert "at most 1000000 steps" in str(Workload().refuses(LinearTrain(batch=8), 5, payload))
 
 
+def test_a_coordinator_decrypts_no_more_numbers_than_a_batch_has_people() -> None:
+    """The aggregator names the columns to each party by itself: a party could have each residual decrypted."""
+    payload = {"widths": {"0": PEOPLE, "1": 3}, "holder": 1, "helper": HELPER, "rows": PEOPLE}
+    party: Any = SimpleNamespace(id=HELPER)
+    with pytest.raises(PartyError, match=f"a batch has {PEOPLE} people, and a party has {PEOPLE} weights"):
+        next(LinearTrain(batch=PEOPLE).talk(party, payload, {}))
+
+
 @pytest.mark.parametrize("fields", [{"range": float("inf")}, {"range": -1.0}, {"batch": 0}, {"key_bits": 77}])
 def test_an_op_with_impossible_fields_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(HansaError):
@@ -106,3 +115,33 @@ def test_malformed_roles_are_refused(change: dict[str, Any]) -> None:
     assert LinearRoles.of(payload).tree() == payload
     with pytest.raises(PartyError, match="malformed ask"):
         LinearRoles.of({**payload, **change})
+
+
+def test_a_label_holder_that_repeats_residuals_does_not_make_masks_repeat(
+    messages: Messages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one mask for two batches, the coordinator reads the difference of their gradients, of single people too."""
+    plain, first = LinearTrain.talk, list[torch.Tensor]()
+
+    def talk(self: LinearTrain, party: Any, payload: Any, memory: Any) -> Any:
+        inner, message = plain(self, party, payload, memory), None
+        while True:
+            try:
+                step = inner.send(message)
+            except StopIteration as done:
+                return done.value
+            if isinstance(step, Send) and party.id == HOLDER and "residuals" in step.message:
+                first.append(step.message["residuals"])
+                step = Send(step.to, {"residuals": first[0]})
+            message = yield step
+
+    monkeypatch.setattr(LinearTrain, "talk", talk)
+    run(algorithm(batch=PEOPLE // 2))
+    texts, opened = (
+        [from_rows(message["gradient"]) for sender, receiver, message in messages
+         if (sender, receiver) == pair and "gradient" in message] for pair in ((0, HELPER), (HELPER, 0))
+    )  # fmt: skip
+    assert len(opened) == 2 and texts[0] != texts[1]
+    packing = LinearTrain(key_bits=1024).packing(LinearRoles({0: 2, 1: 3, 2: 1}, HOLDER, HELPER, PEOPLE), PEOPLE // 2)
+    for one, other in zip(*opened, strict=True):
+        assert abs(one - other) >> packing.width * packing.slots, "the mask no longer hides the difference"

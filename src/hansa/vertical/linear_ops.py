@@ -19,6 +19,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,6 +128,7 @@ class LinearTrain(SessionOp):
 
     def _coordinate(self, party: Party, roles: LinearRoles, memory: Memory) -> Talk:
         """At the coordinator: send the public key, and decrypt masked gradients."""
+        self._check_batches(roles)
         if KEY not in memory:
             key = AdditivePrivateKey.generate(self.key_bits, Stream(party.private("linear key")))
             memory = {**memory, KEY: key.tensor()}
@@ -215,7 +217,10 @@ class LinearTrain(SessionOp):
                   steps: Numbers) -> Exchange:  # fmt: skip
         """The gradient of the party's weights: computed under encryption, decrypted under a mask."""
         packing = self.packing(roles, len(steps))
-        heard = hashlib.sha256(as_bytes(key.rows(residuals))).digest()
+        # The mask depends on all that the sums depend on: a label holder may send the same residuals for other people,
+        # and a session that begins again may have another key.
+        parts = (as_bytes(key.tensor()), as_bytes(key.rows(residuals)), np.ascontiguousarray(steps).tobytes())
+        heard = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
         draws = Stream(party.private("linear mask") + heard)
         sums = weighted_sums(key, residuals, steps)
         texts, masks = packing.masked(key, sums, draws)

@@ -88,7 +88,7 @@ class Passive:
         nodes, count = message["nodes"].cpu().numpy(), int(message["count"])
         if not 1 <= count <= most or nodes.min(initial=0) < -1 or nodes.max(initial=-1) >= count:
             raise PartyError(f"party {self.holder} asks for {count} nodes, and at most {most} can be summed here")
-        self._large_enough(np.bincount(nodes[nodes >= 0], minlength=count))
+        self._large_enough(people_of_nodes(nodes, count))
         return nodes, count
 
     def _large_enough(self, sizes: Array) -> None:
@@ -115,7 +115,7 @@ class Passive:
         if not valid or len(np.unique(known)) < len(known):
             raise PartyError(f"party {self.holder} asks for splits at level {level} that this party's bins do not have")
         left = np.zeros(nodes.shape, dtype=bool)
-        self._large_enough(np.bincount(nodes[nodes >= 0], minlength=count))
+        self._large_enough(people_of_nodes(nodes, count))
         for tree, row in enumerate(nodes):
             at = np.flatnonzero(row >= 0)
             split = own[row[at]]
@@ -125,6 +125,13 @@ class Passive:
         bits = np.packbits(left.reshape(-1))
         data = as_tensor(np.pad(bits, (0, -len(bits) % size)).tobytes())
         return data.view(-1, size)
+
+
+def people_of_nodes(nodes: Array, count: int) -> Array:
+    """The number of people of each node, from the node of each row in each tree; nobody counts twice."""
+    trees, rows = np.nonzero(nodes >= 0)
+    people = np.unique(nodes[trees, rows].astype(np.int64) * nodes.shape[1] + rows)
+    return np.bincount(people // max(1, nodes.shape[1]), minlength=count)
 
 
 def goes_left(codes: Array, widths: Array, bins: Array, missing: Array) -> Array:

@@ -1,0 +1,27 @@
+"""Fixtures of the tests over columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from columns import Messages
+
+from hansa.sim import runtime
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
+    """All messages of the sessions of a simulation."""
+    seen: Messages = []
+    plain = runtime.converse
+
+    def watched(talks: Any, check: Any) -> Any:
+        def noted(sender: int, receiver: int, number: int, message: Any) -> Any:
+            seen.append((sender, receiver, dict(message)))
+            return check(sender, receiver, number, message)
+
+        return plain(talks, noted)
+
+    monkeypatch.setattr(runtime, "converse", watched)
+    return seen
