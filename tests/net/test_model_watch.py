@@ -176,6 +176,24 @@ def test_a_rise_of_the_loss_is_refused_without_a_number_and_counted(party: Calla
     assert isinstance(again(5, 0.02), Reply)  # the model that it trained last
 
 
+def test_a_refused_ask_is_refused_again_whatever_the_median_has_become(party: Callable[..., Asker]) -> None:
+    """Otherwise an aggregator that moves the median finds the loss of one model by any number of uncounted bits."""
+    asks = party("[broadcast]\nloss = 1.5\nrefusals = 2")
+
+    def worse(scale: float) -> Tensor:
+        return scale * torch.tensor([1.0, -1.0] * 4, dtype=torch.float64)
+
+    for scale in (0.0, 0.01, 0.02):
+        assert isinstance(asks(0, worse(scale)), Reply)
+    scales = [0.05 * step for step in range(1, 200)]
+    probe = next(scale for scale in scales if isinstance(asks(0, worse(scale)), str))
+    assert asks.refusals() == 1
+    for share in (0.9, 0.92, 0.94, 0.96, 0.98):  # models that are accepted, and move the median
+        assert isinstance(asks(0, worse(share * probe)), Reply)
+    assert isinstance(asks(0, worse(probe * 1.001)), Reply), "this loss is now allowed"
+    assert refused(asks(0, worse(probe)), "rose beyond the factor that its policy allows") and asks.refusals() == 1
+
+
 def test_a_model_that_fails_on_a_sample_is_refused_as_a_large_loss_is(
     party: Callable[..., Asker], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,7 +241,8 @@ class Worker:
         limits = self._policy.broadcast
 
         def loss() -> float:
-            self.vault.may_refuse(work.job, ask, limits.refusals)
+            if not self.vault.may_refuse(work.job, ask, limits.refusals):
+                return math.inf
             data = OwnerGateway(party.data, self._policy, self.vault, work.job, ModelLoss(), payload, self._data())
             data.for_itself()
             data.open(ask)

@@ -117,13 +117,19 @@ class PartyVault:
         """Record that a secure sum was declined because of the party's values; a repeat counts once."""
         self._first(job, f"{DECLINED}{ask}", "declined")
 
-    def may_refuse(self, job: str, ask: str, most: int) -> None:
-        """Raise a PartyError once `most` models were refused because of their loss, except this one."""
-        if self.contents.refused() >= most and (job, f"{REFUSED}{ask}") not in self.contents.answered:
+    def may_refuse(self, job: str, ask: str, most: int) -> bool:
+        """Whether a model may be measured. An ask that was refused is refused again: another answer is another bit.
+
+        A PartyError once `most` models were refused because of their loss.
+        """
+        if (job, f"{REFUSED}{ask}") in self.contents.answered:
+            return False
+        if self.contents.refused() >= most:
             raise PartyError(
                 f"its policy allows it to refuse {most} models over all jobs because of their loss on its samples, "
                 "since each reveals a bit, and they are used up; see broadcast.refusals in party.toml"
             )
+        return True
 
     def refused(self, job: str, ask: str) -> None:
         """Record that a model was refused because of its loss; a repeat counts once."""
