@@ -18,8 +18,9 @@ import hansa
 from hansa.core import codec
 from hansa.core.ask import op_config
 from hansa.core.errors import ConfigError, PartyError
-from hansa.core.op import Op, Reply, perform
+from hansa.core.op import Op, Reply, Wrapper, perform
 from hansa.core.registry import registered, to_config
+from hansa.core.route_op import RouteOp
 from hansa.experiment.config import parse
 from hansa.local import DPSGD, SGD
 from hansa.local.finetune import FineTune
@@ -303,6 +304,17 @@ def test_a_private_party_may_check_changes(party: Callable[..., Asker]) -> None:
     asks = party("[privacy]\ndp = true\n[broadcast]\nnorm = 1.0")
     assert isinstance(asks(0, 1.0, DPSGD(steps=1)), Reply)
     assert refused(asks(1, 3.0, DPSGD(steps=1)), "changed by a norm of 2")
+
+
+def test_a_model_beside_the_one_that_is_trained_does_not_satisfy_the_watch(tmp_path: Path) -> None:
+    """Ops that start elsewhere ignore the model of the payload, so a harmless one could stand there."""
+    watch = ModelWatch(PartyMemory(tmp_path))
+    other = [part() for part in registered("op").values() if issubclass(part, RouteOp) and issubclass(part, Wrapper)]
+    other += [registered("op")[name]() for name in ("pfnm-train", "fedma-train", "fedmd-learn", "fedmd-scores")]
+    assert {"gossip", "push-sum", "fuse-neighbours"} <= {op.name for op in other}
+    for op in other:
+        with pytest.raises(PartyError, match="this ask trains without a model"):
+            watch.check(Broadcasts(norm=1.0), "job-1", 0, op, {"model": model(0.0)}, lambda: 1.0)
 
 
 STRUCTURAL = ("another shape than the last one", "trains without a model", "no whole model of the task")

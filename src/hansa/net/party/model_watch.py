@@ -22,11 +22,13 @@ from torch import Tensor
 from hansa.core import codec
 from hansa.core.errors import DataError, PartyError
 from hansa.core.norms import l2_norm
-from hansa.core.op import Op, Party, Payload
+from hansa.core.op import Op, Party, Payload, unwrap
 from hansa.core.params import Params
+from hansa.core.route_op import RouteOp
 from hansa.core.stopping import go_on
 from hansa.core.stored_rows import whole
 from hansa.local.finetune import FineTune
+from hansa.local.solver import LocalSolver
 from hansa.net.party.broadcast import Broadcasts
 from hansa.net.party.store import PartyMemory
 
@@ -134,7 +136,7 @@ def training_loss(party: Party, payload: Payload) -> float:
 def _compared(limits: Broadcasts, seen: SeenModels, op: Op, payload: Payload,
               loss: Callable[[], float]) -> SeenModels:  # fmt: skip
     """Compare the model in a payload with the earlier ones; return what is to be remembered."""
-    model = _model(payload)
+    model = _model(payload) if _starts_there(op) else None
     if model is None:
         raise PartyError(
             "its policy checks the models that it is sent (broadcast in party.toml), and this ask trains without a "
@@ -154,6 +156,15 @@ def _compared(limits: Broadcasts, seen: SeenModels, op: Op, payload: Payload,
         losses = [*losses, _loss(limits.loss, losses, loss)][-WINDOW:]
     models = [*(known for known in seen.models if known != digest), digest][-MODELS:]
     return SeenModels(seen.round, models, changes, losses, model if limits.compares else {})
+
+
+def _starts_there(op: Op) -> bool:
+    """Whether an op trains the model of its payload. Others would ignore it: the aggregator could put any model there.
+
+    Matching methods start from their own entries, FedMD and peers from the party's memory and from other messages.
+    """
+    layers, inner = unwrap(op)
+    return isinstance(inner, LocalSolver) and not any(isinstance(layer, RouteOp) for layer in layers)
 
 
 def _model(payload: Payload) -> dict[str, Tensor] | None:
