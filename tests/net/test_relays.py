@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from league import League, samples
+from league import League, draft, samples
 from relay_league import RelayLeague
 
 import hansa
@@ -230,6 +230,11 @@ def test_who_connects_to_the_wrong_place_is_told_where_to_go(small: Tree) -> Non
     ann = root.certified("ann", key, unpack(got.body, IssuedCertificate).certificate)
     assert "ann is behind the relay north here" in ann.call("GET", "/v1/work?instance=1").error
     assert "ann is no relay here" in ann.call("POST", "/v1/relay", pack(RelayPoll("1", 0.0))).error
+    asked = root.ask()
+    for got in (ann.reply(asked, draft(why="no")), ann.call("GET", f"{asked.path}/message")):
+        assert got.status == 403 and "ann is behind the relay north here" in got.error
+    assert not root.replies(asked), "its answer would keep those of the other parties behind the relay out"
+    root.close_ask(asked)
     caller = north.chief()
     order = pack(Order("job", {"task": TASK, "algorithm": "fedavg"}, None, None))
     assert "submit the job there" in caller.call("POST", "/v1/jobs", order, About()).error

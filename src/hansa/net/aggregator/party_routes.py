@@ -101,12 +101,19 @@ class PartyRoutes(Endpoints):
         instance = call.query("instance")
         if not re.fullmatch(r"[0-9a-f]{1,64}", instance):
             raise DataError("the query names no valid instance of the party")
-        above = self.registry.relay_of.get(call.name)
-        if above is not None:
-            raise Denied(f"{call.name} is behind the relay {above} here; it joins that relay, with a token from there")
+        self._check_direct(call)
         if call.name in self.registry.federation.relays:
             raise Denied(f"{call.name} is a relay here, not a party; run it with `hansa relay`")
         return await self.met(call, instance), instance
+
+    def _check_direct(self, call: Call) -> None:
+        """Refuse a party that is behind a relay, although it may have a certificate of this aggregator.
+
+        Its own answer would take the place of that of the relay, and so of the answers of all parties there.
+        """
+        above = self.registry.relay_of.get(call.name)
+        if above is not None:
+            raise Denied(f"{call.name} is behind the relay {above} here; it joins that relay, with a token from there")
 
     async def work(self, call: Call) -> web.Response:
         number, instance = await self._heard(call)
@@ -141,6 +148,7 @@ class PartyRoutes(Endpoints):
         """The party's number, the key that the path names, and its ask, None where it is not offered."""
         if call.name in self.registry.federation.relays:
             return self._relays.queued(call)
+        self._check_direct(call)
         key, party = call.key, self.registry.number(call.name)
         return party, key, self.queue.find(party, key)
 
