@@ -547,6 +547,7 @@ CASES: dict[str, dict[str, set[str]]] = {
         "test_the_aggregators_own_secret_decides_who_is_drawn_is_kept_and_is_told_nobody": set(),
     },
     "net/test_relays.py": {
+        "test_a_party_that_a_relay_does_not_know_does_not_hold_up_the_relay_below": set(),
         "test_a_job_waits_for_the_parties_behind_a_relay_and_goes_on_without_one": set(),
         "test_a_tree_gives_the_bits_of_the_flat_federation": {"sums"},
         "test_an_asynchronous_job_takes_tickets_through_relays": set(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,11 @@ def test_a_single_reply_that_breaks_a_rule_is_rejected_alone() -> None:
 def test_a_relay_answers_only_for_its_own_parties() -> None:
     with pytest.raises(DataError, match="party 3, which was not asked through it"):
         judged(RelayedReplies(accepted(0, 3), summed(reply(), reply())), "north", terms(), (0, 1, 2))
+
+
+def test_a_relay_above_another_one_need_not_know_every_party_of_an_ask() -> None:
+    above = dataclasses.replace(terms(), numbers={0: 7, 1: 8})  # it does not know the parties 2 and 3
+    assert above.behind({7, 9}) == {0} and terms().behind({1, 9}) == {1}
 
 
 @pytest.mark.parametrize(

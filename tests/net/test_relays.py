@@ -218,6 +218,28 @@ def test_a_job_waits_for_the_parties_behind_a_relay_and_goes_on_without_one(smal
     ]
 
 
+def test_a_party_that_a_relay_does_not_know_does_not_hold_up_the_relay_below(tmp_path: Path) -> None:
+    """The root lists a party behind a relay whose own operator left it out."""
+    root = League(tmp_path / "root", ["ann", "bob", "cid"], relays={"north": ["ann", "bob", "cid"]})
+    north = RelayLeague(tmp_path / "north", "north", ["ann", "bob"], root, {"west": ["ann"]})
+    west = RelayLeague(tmp_path / "west", "west", ["ann"], north)
+    try:
+        west.join("ann", samples(0))
+        north.join("bob", samples(1))
+        job = root.submit({"task": TASK, "algorithm": "fedavg", "run": {"rounds": 2, "quorum": 2, **EXACT}},
+                          min_parties=2)  # fmt: skip
+        ended = root.ended_after_all(job)
+        assert ended["status"] == "finished", ended["reason"]
+        members = [json.loads(row["members"]) for row in root.ledger.all("SELECT members FROM rounds")]
+        assert members == [["ann", "bob"], ["ann", "bob"]]
+    finally:
+        for league in (west, north):
+            for member in league.members.values():
+                member.leave()
+        for league in (west, north, root):
+            league.stop()
+
+
 def test_who_connects_to_the_wrong_place_is_told_where_to_go(small: Tree) -> None:
     root, north = small.root, small.relays["north"]
     home = north.store.folder

@@ -71,7 +71,7 @@ class Intake:
         reach("reply.stored")
         needed = False
         try:
-            asked = {party for party in terms.ask.parties if terms.own_number(party) in set(leaves)}
+            asked = terms.behind(set(leaves))
 
             def outcomes() -> dict[int, LeafOutcome]:
                 try:

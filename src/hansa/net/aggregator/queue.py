@@ -40,6 +40,11 @@ class RelayTerms:
         """The number of a party of the ask in this process; at the aggregator of the job they are the same."""
         return party if self.numbers is None else self.numbers[party]
 
+    def behind(self, leaves: Collection[int]) -> set[int]:
+        """The parties of the ask that are among those with these numbers. A relay may not know every party."""
+        known = self.ask.parties if self.numbers is None else self.numbers
+        return {party for party in known if self.own_number(party) in leaves}
+
 
 @dataclass
 class QueuedAsk:
