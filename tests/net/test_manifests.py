@@ -271,6 +271,8 @@ def test_a_model_in_place_of_the_tasks_is_refused_unless_the_algorithm_makes_one
     payload = {"architecture": {"name": "2nn"}}
     why = refused(manifest_of(experiment_with()), {"name": "evaluate"}, payload=payload)
     assert why == "the approved manifest allows the task's own model, and the ask describes another one"
+    inside = {"inner": "network", "payload": payload}  # of the predictor "finetuned"
+    assert refused(manifest_of(experiment_with()), {"name": "evaluate"}, payload=inside) == why
     matched: Any = registered("algorithm")["pfnm"]()
     assert refused(manifest_of(experiment_for(matched)), {"name": "evaluate"}, payload=payload) is None
 

@@ -312,6 +312,8 @@ def test_a_model_that_a_payload_describes_is_checked_like_the_task_s(
     refused = found.refuses_architecture({"model": {}, "architecture": architecture})
     assert refused is None if reason is None else reason in str(refused)
     assert found.refuses_architecture({"model": {}}) is None
+    inside = {"inner": "finetuned", "payload": {"inner": "network", "payload": {"architecture": architecture}}}
+    assert found.refuses_architecture(inside) == refused
 
 
 OWN_PARTS = """

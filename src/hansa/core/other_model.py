@@ -7,7 +7,7 @@ place that evaluates, saves or loads the model can build it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,14 @@ class OtherModel:
     def objective(self, task: Objective) -> Objective:
         """The objective of this model, with the loss and the device of the task."""
         return objective_of(task, self.payload())
+
+
+def described(payload: Any) -> Iterator[Any]:
+    """The architectures that a payload describes: its own, and those of the payloads inside it (of `finetuned`)."""
+    while isinstance(payload, Mapping):
+        if ARCHITECTURE in payload:
+            yield payload[ARCHITECTURE]
+        payload = payload.get("payload")
 
 
 def objective_of(task: Objective, payload: Mapping[str, Any]) -> Objective:

@@ -14,7 +14,7 @@ from hansa.core.ask import op_of
 from hansa.core.delivery import Deliver
 from hansa.core.errors import PartyError
 from hansa.core.op import DataOp, Op, unwrap
-from hansa.core.other_model import ARCHITECTURE
+from hansa.core.other_model import described
 from hansa.core.registry import Part, field_types, to_config
 from hansa.local.finetune import FineTune
 from hansa.net.party.policy import PACKED, parts
@@ -40,7 +40,7 @@ def refuses_ask(manifest: Manifest, party: str, work: Work, op: Op, message: Map
         differs = next((why for each in asked for part in parts(each) if (why := _differs_op(manifest, part))), None)
     differs = differs or _differs_work(manifest, message["payload"].get("work")) or _differs_hidden(manifest, op)
     differs = differs or (_differs_task(manifest, settings) if settings else None)
-    if differs is None and ARCHITECTURE in message["payload"] and not manifest.task.get("other_model"):
+    if differs is None and any(True for _ in described(message["payload"])) and not manifest.task.get("other_model"):
         differs = "the task's own model, and the ask describes another one"
     return None if differs is None else f"the approved manifest allows {differs}"
 

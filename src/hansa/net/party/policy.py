@@ -21,7 +21,7 @@ from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.functions import is_function, only
 from hansa.core.objective import count_numbers
 from hansa.core.op import DataOp, Op, Payload, unwrap
-from hansa.core.other_model import ARCHITECTURE
+from hansa.core.other_model import ARCHITECTURE, described
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import Part, field_types, fill, from_config, own_function
 from hansa.data.class_weights import WeighClasses
@@ -486,13 +486,13 @@ class Policy:
         return None if function is None else self._refuses_function(str(function)[:100])
 
     def refuses_architecture(self, payload: Payload) -> str | None:
-        """Why this party refuses the model that a payload describes in place of the task's, or None.
+        """Why this party refuses a model that a payload describes in place of the task's, or None.
 
         Only registered models are accepted, since no message may name a function. The size is counted without memory.
         """
-        if ARCHITECTURE not in payload:
-            return None
-        config = payload[ARCHITECTURE]
+        return next((why for config in described(payload) if (why := self._refuses_described(config))), None)
+
+    def _refuses_described(self, config: Any) -> str | None:
         if not isinstance(config, Mapping) or not isinstance(config.get("name"), str) or is_function(config["name"]):
             return "malformed ask: architecture must be the fields of a registered model"
         refused = self.refuses_model(config)
