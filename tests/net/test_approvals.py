@@ -298,6 +298,23 @@ def test_the_manifest_of_another_job_is_refused(party: Path) -> None:
         Approvals(party).announce("job-2", encode_manifest(manifest()))
 
 
+def test_a_manifest_that_changes_after_the_owner_read_it_is_not_approved(party: Path) -> None:
+    """Between `--show` and `--yes` the aggregator may announce another manifest."""
+    approvals = Approvals(party)
+    approvals.announce("job-1", encode_manifest(manifest()))
+    read = CliRunner().invoke(app, ["approve", "job-1", "--show", "--state", str(party)]).stdout
+    digest = read.partition("SHA-256 of this manifest: ")[2][:64]
+    assert digest == manifest_digest(encode_manifest(manifest()))
+    approvals.announce("job-1", encode_manifest(manifest(rounds=9)))
+    words = ["approve", "job-1", "--yes", "--digest", digest, "--state", str(party)]
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, ConfigError)
+    assert "has announced another manifest since" in str(refused.exception)
+    assert approvals.decision("job-1") is None
+    approvals.announce("job-1", encode_manifest(manifest()))
+    assert CliRunner().invoke(app, words).exit_code == 0 and approvals.approved("job-1") == manifest()
+
+
 def test_a_job_that_was_not_announced_cannot_be_approved(party: Path) -> None:
     done = CliRunner().invoke(app, ["approve", "../ann", "--yes", "--state", str(party)])
     assert "announced no job '../ann'" in str(done.exception) and "set approve.mode" in str(done.exception)

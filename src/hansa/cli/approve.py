@@ -19,13 +19,16 @@ def approve(
     state: Annotated[Path, typer.Option("--state", help="Folder of the party, as for `hansa join`.")] = Path("."),
     yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Only print the manifest; decide nothing.")] = False,
+    digest: Annotated[
+        str | None, typer.Option("--digest", metavar="SHA256", help="Decide about this manifest and no other.")
+    ] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Refuse the job; an approval ends.")] = False,
     as_json: Json = False,
 ) -> None:
     """Approve a job at a party: print what its asks may be, then sign the decision. The party may be running."""
     from hansa.core.errors import ConfigError
     from hansa.net.party.approvals import Approvals
-    from hansa.net.transport.manifest import decode_manifest
+    from hansa.net.transport.manifest import decode_manifest, manifest_digest
 
     if not (state / "party.json").exists():
         raise ConfigError(f"{state} is not the folder of an enrolled party; give the --state of its `hansa join`")
@@ -33,7 +36,7 @@ def approve(
         raise ConfigError("give one of --yes, --show and --revoke")
     approvals = Approvals(state)
     if job is None:
-        if yes or show or revoke:
+        if yes or show or revoke or digest is not None:
             raise ConfigError("name the job, as `hansa approve` lists it")
         _list(approvals, as_json, _hint(state))
         return
@@ -43,16 +46,23 @@ def approve(
             f"the aggregator has announced no job {job!r} to this party; `hansa approve --state {state}` lists the jobs"
             f"{_hint(state)}"
         )
+    found = manifest_digest(data)
+    if digest is not None and digest != found:
+        raise ConfigError(
+            f"the manifest of the job {job} has the SHA-256 {found}, and --digest is another one: the aggregator has "
+            "announced another manifest since; read it with --show"
+        )
     last = approvals.last_decided(job)
     if not as_json:
         _print(decode_manifest(data), decode_manifest(last[1]) if last is not None and last[1] != data else None)
+        typer.echo(f"SHA-256 of this manifest: {found}")
     if not show:
         if not (yes or revoke):
             _confirm(as_json)
         approvals.decide(job, data, not revoke)
     status = _status(approvals, job)
     if as_json:
-        typer.echo(json.dumps({"job": job, **status, "manifest": json.loads(data)}))
+        typer.echo(json.dumps({"job": job, **status, "announced": found, "manifest": json.loads(data)}))
     else:
         typer.echo(f"{job}: {status['status']}{_by(status)}")
 
