@@ -228,7 +228,11 @@ def answered(party: Party, inbox: Mapping[int, Message],
 @register("psi-count")
 @dataclass(frozen=True)
 class PsiCount(PsiAnswer):
-    """As `psi-answer`, with the leader's points in a secret order too: it can count common people, and no more."""
+    """As `psi-answer`, with the leader's points in a secret order too: it can count common people, and no more.
+
+    That holds for a leader that follows the protocol (De Cristofaro, Gasti and Tsudik 2012). A leader that takes
+    another secret for each person recognises its points in any order.
+    """
 
     replies: ClassVar[bool] = True
 
