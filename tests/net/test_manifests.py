@@ -11,9 +11,11 @@ from msgspec import structs
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, op_config, op_of
 from hansa.core.errors import DataError
-from hansa.core.registry import from_config, registered
+from hansa.core.registry import field_types, from_config, registered
 from hansa.core.runtime import Request
 from hansa.experiment.config import Experiment, parse
+from hansa.local import SGD
+from hansa.local.finetune import FineTune
 from hansa.net.aggregator.manifest import make_manifest
 from hansa.net.party.manifest_checks import refuses_ask, trains
 from hansa.net.party.manifest_words import changed_lines, manifest_lines
@@ -197,6 +199,18 @@ def test_training_ends_with_the_last_round_and_evaluation_after_it() -> None:
     assert refused(manifest, solver(), round=3) == "the approved manifest allows 3 rounds, and the ask is of round 4"
     assert refused(manifest, {"name": "evaluate"}, round=3) is None
     assert refused(manifest, {"name": "evaluate"}, round=4) is not None
+
+
+@pytest.mark.parametrize("name", ["pfnm-train", "fedma-train", "fedmd-learn"])
+def test_an_op_whose_reply_is_what_a_solver_has_trained_counts_as_training(name: str) -> None:
+    """Their replies are no updates; without a count the aggregator asks for any number of them in a round."""
+    plain = manifest_of(experiment_with())
+    own = AllowedOp(name, {}, {}, tuple(field_types(registered("op")[name])))
+    manifest = structs.replace(plain, ops=(*(plain.ops or ()), own), protected=("clip",))
+    op = registered("op")[name]()
+    assert trains(op) and trains(SGD()) and not trains(FineTune(SGD()))
+    assert "updates inside 'clip' alone" in str(refused(manifest, op_config(op)))
+    assert "rounds, and the ask is of round" in str(refused(manifest, op_config(op), round=manifest.rounds))
 
 
 def test_another_job_party_or_cohort_is_refused() -> None:

@@ -17,6 +17,7 @@ from hansa.core.op import DataOp, Op, unwrap
 from hansa.core.other_model import described
 from hansa.core.registry import Part, field_types, to_config
 from hansa.local.finetune import FineTune
+from hansa.local.solver import LocalSolver
 from hansa.net.party.policy import PACKED, parts
 from hansa.net.party.vault import JobVault, PartyVault
 from hansa.net.transport import certificates
@@ -46,10 +47,11 @@ def refuses_ask(manifest: Manifest, party: str, work: Work, op: Op, message: Map
 
 
 def trains(op: Op) -> bool:
-    """Whether an op sends an update of the model, openly or hidden in a sum."""
+    """Whether an op sends an update of the model, openly or hidden in a sum, or what a local solver has trained."""
     layers, inner = unwrap(op)
     silent = any(isinstance(layer, FineTune) or layer.name == "probe" for layer in layers)  # their replies are empty
-    return inner.update is not None and not silent
+    trained = any(isinstance(part, LocalSolver) for part in parts(inner))
+    return (inner.update is not None or trained) and not silent
 
 
 def check_number(manifest: Manifest, vault: PartyVault, op: Op, work: Work) -> None:
