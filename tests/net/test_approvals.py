@@ -293,6 +293,17 @@ def test_rules_do_not_approve_another_manifest_of_a_job_that_the_owner_refused(p
     assert approvals.review("job-1", rules).status == "approved"
 
 
+def test_rules_do_not_approve_after_a_refusal_that_a_crash_interrupted(party: Path) -> None:
+    """The manifest is stored before the decision; a crash in between leaves the earlier refusal without its own."""
+    approvals, other = Approvals(party), encode_manifest(manifest(rounds=4))
+    approvals.decide("job-1", encode_manifest(manifest()), False)
+    (party / "approvals" / "job-1" / approvals_of_parties.APPROVED).write_bytes(other)
+    approvals.announce("job-1", other)
+    assert approvals.last_decided("job-1") is None
+    verdict = approvals.review("job-1", Approve("rules", rounds=5))
+    assert verdict.status == "waiting" and "has refused an earlier manifest" in verdict.why
+
+
 def test_the_manifest_of_another_job_is_refused(party: Path) -> None:
     with pytest.raises(Exception, match="the manifest is of the job job-1, and the ask is of job-2"):
         Approvals(party).announce("job-2", encode_manifest(manifest()))

@@ -133,7 +133,7 @@ class Approvals:
             return Verdict("approved") if last[0].approved else Verdict("refused", "its owner refuses the job")
         if approve.mode == "ask":
             unmet = ["the owner approves every job"]
-        elif last is not None and not last[0].approved:  # the aggregator could change a manifest until rules approve it
+        elif self._refused(job):  # the aggregator could change a manifest until rules approve it
             unmet = ["its owner has refused an earlier manifest of the job"]
         else:
             unmet = approve.unmet(decode_manifest(data))
