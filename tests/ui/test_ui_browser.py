@@ -394,7 +394,7 @@ def test_a_simulation_is_shown_and_stopped_and_can_be_resumed(
 def test_drift_alarms_are_listed_with_their_rounds(
     browser: Any, simulated: Callable[..., tuple[subprocess.Popen[str], str]]
 ) -> None:
-    settings = {"drift": "{name = 'rotation', start = 23, degrees = 180.0}", "task.model": "2nn",
+    settings = {"algorithm": "fedavg", "drift": "{name = 'rotation', start = 23, degrees = 180.0}", "task.model": "2nn",
                 "task.party_test": "0.2", "run.detect": "page-hinkley",
                 "algorithm.local": "{name = 'sgd', lr = 0.1, epochs = 2, batch = 10}"}  # fmt: skip
     _, where = simulated(25, "--stay", *(word for name, value in settings.items()
