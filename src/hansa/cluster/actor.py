@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from hansa.cluster.columns import ColumnHolder
 from hansa.cluster.placement import PlacedHoldings
-from hansa.cluster.trees import pack, unpack
+from hansa.cluster.trees import pack, packed, unpack
 from hansa.core import codec
 from hansa.core.determinism import set_deterministic
 from hansa.core.errors import DataError, HansaError
@@ -22,6 +25,7 @@ from hansa.core.op import Op, Reply, unwrap
 from hansa.core.partial_sums import ReplySum
 from hansa.core.party_models import PartyModels
 from hansa.core.replies import reply_size
+from hansa.core.reply_checks import received
 from hansa.core.weights import Weighting
 from hansa.local.solver import LocalSolver
 from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine, first_line
@@ -76,16 +80,16 @@ def digests(objective: Objective, models: PartyModels | None) -> dict[str, str]:
     }
 
 
-class Trainer:
-    """The actor's methods. Ray runs one at a time, in the order of the calls."""
+class Trainer(ColumnHolder):
+    """The actor's methods. Ray runs one at a time, in the order of the calls; those of columns in another thread."""
 
     def __init__(self, path: list[str]) -> None:
         """`path` has the folders in which the driver finds modules; the user's functions may be in one of them."""
         import ray
 
+        super().__init__()
         self._ray = ray
         sys.path += [folder for folder in path if folder not in sys.path]
-        torch.set_num_threads(1)
         set_deterministic(True)
 
     def hold(self, reference: list[Any]) -> dict[str, Any]:
@@ -96,6 +100,7 @@ class Trainer:
         setting: Setting = self._ray.get(reference[0])
         torch.set_float32_matmul_precision(setting.precision)
         self._ask, self._sum = -1, ReplySum()
+        self._columns = {}
         self._op: Op | None = None
         self._shared: dict[str, Any] = {}
         objective = setting.recipe.objective(setting.weighting)
@@ -115,8 +120,8 @@ class Trainer:
     def train(self, common: dict[str, Any], parties: list[int], own: Any) -> dict[str, Any]:
         """Run the op of an ask at a chunk of parties.
 
-        `common` is the same for all chunks of an ask. `own` has the memory of each party and its part of the payload.
-        With `sum`, the replies stay here (`summed`), and only the reports about them go back.
+        `common` is the same for all chunks of an ask. `own` has the memory of each party, its part of the payload and
+        the round of its ticket. With `sum`, the replies stay here (`summed`), and only the reports about them go back.
         """
         op, members = self._begin(common, parties, own)
         by_party = {member.party: member for member in members}
@@ -134,19 +139,52 @@ class Trainer:
                 else:
                     outcomes[item[0]] = _tree(item[1])
         except Exception as error:
-            text = str(error) if isinstance(error, HansaError) else f"an actor failed: {first_line(error)}"
-            return {"error": text, "kind": type(error).__name__, "party": min(parties)}
+            return failure(error, parties)
         return {**report, "memories": pack(report["memories"]), "outcomes": pack(outcomes), "blocks": pack(blocks)}
 
+    def place(self, common: dict[str, Any], parties: list[int], own: Any) -> tuple[Any, ...]:
+        """Run the op of an ask at a chunk of parties, check the replies, and divide their large vectors by columns.
+
+        `common["columns"]` has the limits of the columns of each vector, `common["rules"]` those of replies. Returns a
+        report, and an object with the columns of all accepted replies for each vector and pair of limits.
+        """
+        op, members = self._begin(common, parties, own)
+        by_party = {member.party: member for member in members}
+        cuts: dict[str, list[int]] = common["columns"]
+        vectors: dict[str, list[Tensor]] = {name: [] for name in cuts}
+        report: dict[str, Any] = {"rows": [], "outcomes": {}}
+        try:
+            for item in self._work(op, members, common["round"]):
+                for party, outcome in item.rows(by_party) if isinstance(item, Block) else [item]:
+                    if isinstance(outcome, str):
+                        report["outcomes"][party] = outcome
+                        continue
+                    checked = received(outcome[0], op, by_party[party].payload, common["rules"], summed=False)
+                    size = reply_size(outcome[0])
+                    if not isinstance(checked, str):
+                        report["rows"].append(party)
+                        for name, rows in vectors.items():
+                            rows.append(checked.tensors[name])
+                        rest = {name: value for name, value in checked.tensors.items() if name not in cuts}
+                        checked = replace(checked, tensors=rest)
+                    reply = checked if isinstance(checked, str) else checked.tree()
+                    report["outcomes"][party] = {"bytes": size, "reply": reply, "memory": outcome[1]}
+        except Exception as error:
+            return failure(error, parties), *([None] * sum(len(limits) - 1 for limits in cuts.values()))
+        pieces = [packed(torch.stack([row[at:end] for row in vectors[name]])) if report["rows"] else None
+                  for name, limits in cuts.items() for at, end in itertools.pairwise(limits)]  # fmt: skip
+        return pack(report), *pieces
+
     def _begin(self, common: dict[str, Any], parties: list[int], own: Any) -> tuple[Op, list[PartyWork]]:
+        torch.set_num_threads(1)  # it holds for the calling thread, which Ray chooses
         if common["ask"] != self._ask:
             self._ask, self._op, self._shared = common["ask"], common["op"], unpack(common["payload"])
             self._sum = ReplySum(common["uniform"])
         assert self._op is not None
         members = []
-        for party, (memory, payload) in zip(parties, own, strict=True):
+        for party, (memory, payload, round) in zip(parties, own, strict=True):
             payload = {**self._shared, **unpack(payload)} if payload else self._shared
-            members.append(PartyWork(party, payload, unpack(memory)))
+            members.append(PartyWork(party, payload, unpack(memory), round))
         return self._op, members
 
     def _work(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
@@ -178,6 +216,12 @@ class Trainer:
         for part in parts:
             total.add_sum(partial_reply(part))
         return _partial(total)
+
+
+def failure(error: Exception, parties: list[int]) -> dict[str, Any]:
+    """The report about a chunk whose parties failed."""
+    text = str(error) if isinstance(error, HansaError) else f"an actor failed: {first_line(error)}"
+    return {"error": text, "kind": type(error).__name__, "party": min(parties)}
 
 
 def _tree(outcome: Outcome) -> Any:

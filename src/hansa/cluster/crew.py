@@ -46,7 +46,8 @@ class Crew:
 
     def __init__(self, ray: Any, size: int, cpus: float, setting: Any, check: Callable[[dict[str, Any]], None]) -> None:
         self._ray, self._check, self._setting = ray, check, setting
-        self._make = ray.remote(Trainer).options(num_cpus=cpus, max_restarts=0, max_task_retries=0)
+        self._make = ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0,
+                                concurrency_groups={"columns": 1})(Trainer)  # fmt: skip
         self.nodes: dict[Any, str] = {}  # the machine of each actor that is ready
         self._starting: dict[Any, Any] = {}  # actors by the reference of their first answer
         self._cpus, self._failures = cpus, 0
@@ -130,6 +131,14 @@ class Crew:
             log.warning("a Ray actor was lost; its parties are trained again by others (%d are left)", len(self.nodes))
             self._ray.kill(actor)
             self._start()
+
+    def alive(self, actor: Any) -> bool:
+        """Whether an actor answers."""
+        try:
+            self._ray.get(actor.alive.remote(), timeout=PATIENCE)
+        except self._ray.exceptions.RayError:
+            return False
+        return True
 
     def close(self) -> None:
         if _spare is not None:
@@ -235,19 +244,12 @@ class CrewWork:
         try:
             return self._ray.get(level[0])
         except self._ray.exceptions.RayError:
-            gone = [actor for actor in actors if not self._alive(actor)]
+            gone = [actor for actor in actors if not self._crew.alive(actor)]
             if not gone:
                 raise RuntimeFailure("run.engine (ray): the partial sums could not be joined on the cluster") from None
             for actor in gone:
                 self.lost(actor)
             return None
-
-    def _alive(self, actor: Any) -> bool:
-        try:
-            self._ray.get(actor.alive.remote(), timeout=PATIENCE)
-        except self._ray.exceptions.RayError:
-            return False
-        return True
 
 
 def last_line(error: BaseException) -> str:

@@ -3,12 +3,13 @@
 The driver divides a cohort into the chunks of the inner engine, so the bits are those of the inner engine on one
 machine, whatever the number of actors. With ordered sums, replies come back to the driver and are fused in the order
 of the parties, some windows at a time. With exact sums every actor adds its parties' replies, and the sums are joined
-on the cluster in a tree: the driver receives one sum.
+on the cluster in a tree: the driver receives one sum. Gathered updates that are larger than `run.reply_memory` stay on
+the cluster (`cluster.gather`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,15 +18,18 @@ from hansa.cluster.actor import ModelRecipe, Setting, digests, partial_reply, ve
 from hansa.cluster.connection import WHERE, RayConnection
 from hansa.cluster.crew import Crew, CrewWork
 from hansa.cluster.engines import Ray
+from hansa.cluster.gather import UpdateGather
 from hansa.cluster.placement import PlacedHoldings
 from hansa.cluster.trees import pack, unpack
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Op, Replies, Reply, unwrap
+from hansa.core.placed import PlacedReply, large_vectors
+from hansa.core.reply_checks import Rules
 from hansa.local.solver import LocalSolver
 from hansa.sim.choice import single
 from hansa.sim.engine import Block, EngineInputs, Outcome, PartyWork, ReferenceEngine, SummedBlock
 from hansa.sim.stacked import StackedEngine, in_order
-from hansa.sim.workers import ERRORS, common_names
+from hansa.sim.workers import ERRORS, WAVES, common_names
 
 TOGETHER = 64  # parties per chunk at most, of ops that do not train, where each party answers alone
 
@@ -50,16 +54,19 @@ class RayEngine(ReferenceEngine):
     """Distribute an engine's work over actors of a cluster. Call `close` at the end."""
 
     sums: ClassVar[bool] = True
+    places: ClassVar[bool] = True
 
     def __init__(self, settings: Ray, inner: ReferenceEngine) -> None:
         super().__init__(inner.objective, inner.holdings, inner.seed)
         self.inner, self.settings = inner, settings
         self.connection = RayConnection(settings.address, settings.actors, settings.cpus)
-        self._ray = self.connection.ray
+        self.ray = self.connection.ray
         self._crew: Crew | None = None
         self._placed: PlacedHoldings | None = None
         self._stale = False
         self._ask = 0
+        self.data = 0  # how often the data have changed
+        self.dropped: list[str] = []  # keys of columns that nobody uses any more
         try:
             self.count = self.connection.room(settings.actors, settings.cpus)
         except BaseException:
@@ -70,6 +77,12 @@ class RayEngine(ReferenceEngine):
     def name(self) -> str:  # type: ignore[override]
         return "ray"
 
+    @property
+    def ahead(self) -> int:  # type: ignore[override]
+        """As many tickets as the inner engine trains at once; single parties in a few waves."""
+        stacks = isinstance(self.inner, StackedEngine) and self.inner.chunk > 1
+        return self.inner.ahead if stacks else WAVES * self.count
+
     def plan(self) -> dict[str, Any]:
         return self.inner.plan()  # the same bits, so the same plan
 
@@ -78,10 +91,11 @@ class RayEngine(ReferenceEngine):
 
     def data_changed(self, parties: Sequence[int] | None = None) -> None:
         self._stale = True
+        self.data += 1
         self.inner.data_changed(parties)
 
     def close(self) -> None:
-        if self._crew is not None and self._ray.is_initialized():
+        if self._crew is not None and self.ray.is_initialized():
             self._crew.close()
         self._crew = self._placed = None
         self.connection.close()
@@ -99,6 +113,10 @@ class RayEngine(ReferenceEngine):
     def _window(self) -> int:
         return self.inner.window if isinstance(self.inner, StackedEngine) else max(TOGETHER, 2 * self.count)
 
+    def _chunks(self, op: Op, members: list[PartyWork]) -> list[list[PartyWork]]:
+        return [chunk for at in range(0, len(members), self._window)
+                for chunk in self._arrange(op, members[at : at + self._window])]  # fmt: skip
+
     def _arrange(self, op: Op, window: list[PartyWork]) -> list[list[PartyWork]]:
         """Divide parties into the chunks of the inner engine, on which its bits depend."""
         trains = isinstance(unwrap(op)[1], LocalSolver)
@@ -115,7 +133,7 @@ class RayEngine(ReferenceEngine):
         """Train some windows at a time, and yield their outcomes in order."""
         chunks = [chunk for _, arranged in windows for chunk in arranged]
         results = dict(self._begin(op, chunks, members, round).results())
-        self._check(results)
+        self.check(results)
         at = 0
         for window, arranged in windows:
             blocks, alone = list[Block](), dict[int, Outcome]()
@@ -128,16 +146,15 @@ class RayEngine(ReferenceEngine):
 
     def partial_sums(self, op: Op, members: list[PartyWork], round: int,
                      uniform: bool) -> Iterator[SummedBlock | tuple[int, Outcome]]:  # fmt: skip
-        chunks = [chunk for at in range(0, len(members), self._window)
-                  for chunk in self._arrange(op, members[at : at + self._window])]  # fmt: skip
+        chunks = self._chunks(op, members)
         if not chunks:
             return
-        work = self._begin(op, chunks, members, round, total=True, uniform=uniform)
+        work = self._begin(op, chunks, members, round, kept=True, uniform=uniform)
         results: dict[int, Any] = {}
         total: dict[str, Any] | None = None
         while total is None:
             results.update(work.results())
-            self._check(results)
+            self.check(results)
             total = work.reduced()
         reports = [results[number] for number in sorted(results)]
         for report in reports:
@@ -147,20 +164,64 @@ class RayEngine(ReferenceEngine):
             memories = {party: unpack(memory) for report in reports for party, memory in report["memories"].items()}
             yield SummedBlock(parties, partial_reply(total), sum(report["bytes"] for report in reports), memories)
 
-    def _begin(self, op: Op, chunks: list[list[PartyWork]], members: list[PartyWork], round: int, total: bool = False,
-               uniform: bool = False) -> CrewWork:  # fmt: skip
-        """Give the chunks of an ask to the actors."""
+    def placed(self, op: Op, members: list[PartyWork], round: int,
+               rules: Rules) -> Iterator[PlacedReply | Block | tuple[int, Outcome]]:  # fmt: skip
+        vectors = large_vectors(op, members[0].payload, len(members), rules.memory) if members else {}
+        if not vectors:
+            yield from self.blocks(op, members, round)
+            return
+        yield from UpdateGather(self, op, members, round, rules, vectors).replies()
+
+    def place(self, op: Op, members: list[PartyWork], round: int, cuts: dict[str, list[int]],
+              rules: Rules) -> tuple[CrewWork, dict[int, list[Any]]]:  # fmt: skip
+        """Give the parties of an ask to the actors (`Trainer.place`); the pieces of each chunk, by its number."""
+        pieces: dict[int, list[Any]] = {}
+        chunks = self._chunks(op, members)
+        numbers = {chunk[0].party: number for number, chunk in enumerate(chunks)}
+        returns = 1 + sum(len(limits) - 1 for limits in cuts.values())
+
+        def call(actor: Any, common: Any, parties: list[int], own: Any) -> Any:
+            first, *rest = actor.place.options(num_returns=returns).remote(common, parties, own)
+            pieces[numbers[parties[0]]] = rest
+            return first
+
+        return self._begin(op, chunks, members, round, call, columns=cuts, rules=rules), pieces
+
+    def actors(self) -> list[Any]:
+        """The actors that are ready, of which there is at least one."""
         crew = self._ready()
+        crew.settle()
+        return list(crew.nodes)
+
+    def release(self, *keys: str) -> None:
+        """Free columns at the actors: those of the keys, and all that nobody uses any more."""
+        keys, self.dropped[:] = (*keys, *self.dropped), []
+        for actor in self._crew.nodes if self._crew is not None else ():
+            for key in filter(None, keys):
+                actor.drop_columns.options(concurrency_group="columns").remote(key)
+
+    def drop_lost(self) -> None:
+        """Forget actors that were lost, and ask for others."""
+        crew = self._ready()
+        for actor in [actor for actor in crew.nodes if not crew.alive(actor)]:
+            crew.lose(actor)
+
+    def _begin(self, op: Op, chunks: list[list[PartyWork]], members: list[PartyWork], round: int,
+               start: Callable[..., Any] = lambda actor, *rest: actor.train.remote(*rest), kept: bool = False,
+               **settings: Any) -> CrewWork:  # fmt: skip
+        """Give the chunks of an ask to the actors, with settings for all chunks."""
+        crew = self._ready()
+        self.release()
         self._ask += 1
         names = common_names(members)
         shared = {name: pack(members[0].payload[name]) for name in names}
-        common = self._ray.put({"ask": self._ask, "op": op, "round": round, "payload": shared, "sum": total,
-                                "uniform": uniform})  # fmt: skip
+        common = self.ray.put({"ask": self._ask, "op": op, "round": round, "payload": shared, "sum": kept,
+                               "uniform": False, **settings})  # fmt: skip
 
         def call(actor: Any, chunk: list[PartyWork]) -> Any:
-            own = [(pack(member.memory), pack({n: v for n, v in member.payload.items() if n not in names}))
-                   for member in chunk]  # fmt: skip
-            return actor.train.remote(common, [member.party for member in chunk], own)
+            own = [(pack(member.memory), pack({n: v for n, v in member.payload.items() if n not in names}),
+                    member.round) for member in chunk]  # fmt: skip
+            return start(actor, common, [member.party for member in chunk], own)
 
         assert self._placed is not None
         blocks, offsets = self._placed.train.x, self.holdings.train.offsets
@@ -168,15 +229,15 @@ class RayEngine(ReferenceEngine):
         def home(chunk: list[PartyWork]) -> int | None:
             return blocks.block(int(offsets[chunk[0].party])) if len(blocks.refs) > 1 else None
 
-        return crew.perform(chunks, call, home, kept=total)
+        return crew.perform(chunks, call, home, kept)
 
     def _ready(self) -> Crew:
         """Actors that have the current data."""
         if self._crew is None or self._stale:
-            self._placed = PlacedHoldings(self._ray, self.holdings)
+            self._placed = PlacedHoldings(self.ray, self.holdings)
             setting = self._setting(self._placed)
             if self._crew is None:
-                self._crew = Crew(self._ray, self.count, self.settings.cpus, setting, self._fits)
+                self._crew = Crew(self.ray, self.count, self.settings.cpus, setting, self._fits)
             else:
                 self._crew.give(setting)
             self._stale = False
@@ -193,7 +254,7 @@ class RayEngine(ReferenceEngine):
             self.objective.weighting, placed, self.seed, stacks, torch.get_float32_matmul_precision(),
         )  # fmt: skip
         try:
-            return self._ray.put(setting)
+            return self.ray.put(setting)
         except Exception as error:  # the user's own model, loss or augmentation
             raise ConfigError(
                 f"{WHERE}: the model, the loss or an augmentation cannot be sent to other machines "
@@ -217,7 +278,7 @@ class RayEngine(ReferenceEngine):
                 "makes it must give the same model on every machine"
             )
 
-    def _check(self, results: dict[int, Any]) -> None:
+    def check(self, results: dict[int, Any]) -> None:
         """Raise the error of the first party that failed."""
         failed = [result for result in results.values() if "error" in result]
         if failed:  # all results are in, so the named party does not depend on timing

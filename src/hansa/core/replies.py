@@ -17,6 +17,7 @@ from hansa.core.errors import AlgorithmError, RoundAborted
 from hansa.core.exact_sums import ExactSum
 from hansa.core.op import Op, Payload, Replies, Reply, Shape, open_tensors
 from hansa.core.partial_sums import METRIC, PartialSum, metric_rows, partial_fault
+from hansa.core.placed import PlacedReply, RowTensors
 from hansa.core.reply_checks import Rules, opener, received, received_stack
 from hansa.core.round_record import ExactMeans, Means, Medians, Record
 from hansa.core.rows import Rows, room
@@ -53,7 +54,7 @@ def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str,
 
 
 Outcomes = Iterable[tuple[int, Reply | str] | Replies]
-OutcomesOrSums = Iterable[tuple[int, Reply | str] | Replies | PartialSum]
+OutcomesOrSums = Iterable[tuple[int, Reply | str] | Replies | PartialSum | PlacedReply]
 
 
 def combine(ask: Ask, outcomes: OutcomesOrSums, rules: Rules, record: Record, folder: Path | None = None,
@@ -72,6 +73,8 @@ def combine(ask: Ask, outcomes: OutcomesOrSums, rules: Rules, record: Record, fo
             combiner.add_stack(outcome)
         elif isinstance(outcome, PartialSum):
             combiner.add_partial(outcome)
+        elif isinstance(outcome, PlacedReply):
+            combiner.add_placed(outcome)
         else:
             combiner.add(*outcome)
     return combiner.result()
@@ -93,6 +96,7 @@ class ReplyCombiner:
         self._means = Medians() if judged else ExactMeans() if rules.exact else Means()
         self._gathered: list[tuple[int, Reply]] = []
         self._matrices: dict[str, Rows] = {}
+        self._placed: list[PlacedReply] = []
         self._folder = folder
         self._weight = self._count = 0
         self._last = -1
@@ -179,6 +183,20 @@ class ReplyCombiner:
         self._means.add_partial(metric_rows(reply))
         self._keep_largest({name: value.clone() for name, value in reply.maxima.items()})
 
+    def add_placed(self, placed: PlacedReply) -> None:
+        """Add a gathered reply that was checked where its large tensors are."""
+        self.record.asked += self._counted
+        self.record.consulted += self._consulted
+        self.record.bytes_up += placed.bytes
+        if isinstance(placed.outcome, str):
+            self.record.rejected[placed.party] = placed.outcome
+            return
+        reply = self._copied(placed.outcome, open_tensors(self.op, self.ask.payload_of(placed.party)))
+        self._measure(placed.party, reply.metrics, self._accept(placed.party, reply.weight))
+        tensors = RowTensors(reply.tensors, placed.matrices, placed.row)
+        self._gathered.append((placed.party, replace(reply, tensors=tensors)))  # type: ignore[arg-type]
+        self._placed.append(placed)
+
     def add_stack(self, replies: Replies) -> None:
         """Add a stack of replies. They are checked together; one by one if a check fails or the ask gathers updates."""
         payloads = [self.ask.payload]
@@ -251,6 +269,9 @@ class ReplyCombiner:
             self.record.measure(self.op, self._means, metrics)
         if not self._summed:
             matrices = {name: rows.take(range(len(self._gathered))) for name, rows in self._matrices.items()}
+            if self._placed:
+                positions = [placed.row for placed in self._placed]
+                matrices |= {name: rows.take(positions) for name, rows in self._placed[0].matrices.items()}
             parties, replies = tuple(p for p, _ in self._gathered), tuple(r for _, r in self._gathered)
             return Gathered(parties, replies, matrices=matrices)
         return Reduced(self._sums(), self._weight, self._count, self._maxima, metrics)

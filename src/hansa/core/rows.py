@@ -1,21 +1,24 @@
 """Updates as the rows of a matrix [K, d], in memory or in files, read in blocks of columns.
 
 Code that inspects single updates reads `Rows` one block of columns at a time, so K * d may be larger than memory. The
-blocks depend on K and d alone, and sums over blocks are in the order of the blocks. So the result depends neither on
-the number of cores nor on where the matrix is stored.
+blocks depend on K and d alone, and sums over blocks are in an order that depends on the blocks alone. So the result
+depends neither on the number of cores nor on where the matrix is stored, which may be a cluster (`cluster.matrix`).
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import mmap
+import operator
 import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +27,8 @@ from hansa.core.determinism import threads
 from hansa.core.errors import DataError
 
 T = TypeVar("T")
+STEP = 64  # columns; vector instructions treat fewer at a time, so they treat the parts of a divided block alike
+SEGMENTS = 64  # at most this many sums of consecutive blocks, which may be computed apart
 BLOCK = {"cpu": 2**18, "cuda": 2**28}  # numbers per block: they fit a core's cache, or a GPU's memory
 
 
@@ -115,6 +120,23 @@ class Rows:
                         yield ahead.popleft().result()
                 while ahead:
                     yield ahead.popleft().result()
+
+    def total(self, work: Callable[..., Tensor], *vectors: Tensor, into: Tensor | None = None, single: bool = False,
+              numbers: int | None = None, dtype: torch.dtype | None = None) -> Tensor:  # fmt: skip
+        """The sum of `work(start, stop, block, *columns)` over the blocks; `columns` are those of the `vectors`.
+
+        `work` may change its columns of `into`, which come last; they are changed in `into` when all blocks are done.
+        As blocks may be on other machines, `work` must not use other vectors of d numbers, nor keep anything. `single`
+        says that `work` treats every column by itself, so that a block may be divided at a multiple of `STEP`.
+        """
+        lists = vectors if into is None else (*vectors, into)
+
+        def at_block(at: int, end: int, block: Tensor) -> Tensor:
+            return work(at, end, block, *(vector[at:end] for vector in lists))
+
+        groups = segments(self.spans(numbers))
+        parts = self.map(at_block, numbers, dtype)
+        return added(added(itertools.islice(parts, len(group))) for group in groups)
 
 
 class ReadRows(Rows):
@@ -221,9 +243,12 @@ class _File:
             rest, offset = rest[count:], offset + count
 
 
-def total(parts: Iterator[Any]) -> Any:
-    """The sum of the results of blocks, in their order."""
-    running = next(parts)
-    for part in parts:
-        running = running + part
-    return running
+def segments(spans: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Blocks in at most `SEGMENTS` groups of consecutive ones. The sums of the groups are added, in their order."""
+    size = -(-len(spans) // SEGMENTS)
+    return [spans[at : at + size] for at in range(0, len(spans), size)]
+
+
+def added(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of tensors, in their order."""
+    return functools.reduce(operator.add, parts)

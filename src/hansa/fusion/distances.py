@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hansa.core.norms import SAFE, l2_norm
 from hansa.core.reply_checks import all_finite
-from hansa.core.rows import Rows, total
+from hansa.core.rows import Rows
 from hansa.core.sums import BLOCK
 from hansa.fusion.ordered import NotFinite
 
@@ -60,11 +60,11 @@ def _central(rows: Rows) -> int:
 
 
 def _gram(rows: Rows, centre: Tensor, dtype: torch.dtype) -> Tensor:
-    def work(at: int, end: int, block: Tensor) -> Tensor:
-        around = block.sub_(centre[at:end].to(dtype))
+    def work(at: int, end: int, block: Tensor, centre: Tensor) -> Tensor:
+        around = block.sub_(centre.to(dtype))
         return (around @ around.t()).double()
 
-    gram: Tensor = total(rows.map(work, max(PRODUCTS, len(rows) ** 2), dtype)).cpu()
+    gram = rows.total(work, centre, numbers=max(PRODUCTS, len(rows) ** 2), dtype=dtype).cpu()
     return (gram + gram.t()) / 2
 
 
@@ -77,7 +77,7 @@ def _compare(rows: Rows, wanted: Tensor, result: Tensor) -> None:
     def work(at: int, end: int, block: Tensor) -> Tensor:
         return torch.cat([(block[others] - block[i]).square_().sum(1) for i, others in pairs])
 
-    apart = total(rows.map(work, WIDE, torch.float64)).cpu()
+    apart = rows.total(work, numbers=WIDE, dtype=torch.float64).cpu()
     for i, others in pairs:
         js = others.cpu()
         result[i, js], apart = apart[: len(js)], apart[len(js) :]
@@ -104,7 +104,7 @@ def layer_norms(rows: Rows, lengths: Sequence[int]) -> Tensor:
             sums[:, layer] = block[:, max(start, at) - at : min(stop, end) - at].sum(1)
         return sums
 
-    squares: Tensor = total(rows.map(work, WIDE, torch.float64))
+    squares = rows.total(work, numbers=WIDE, dtype=torch.float64)
     _check_finite(rows, squares.sum(1))
     result = squares.sqrt()
     for k, layer in (~((result > SAFE[0]) & (result < SAFE[1]))).nonzero().tolist():
@@ -119,6 +119,15 @@ def _check_finite(rows: Rows, sums: Tensor) -> None:
             raise NotFinite
 
 
+class Scratch(threading.local):
+    """Memory of each thread, which is not sent along with a function that uses it."""
+
+    wide: Tensor | None = None
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return Scratch, ()
+
+
 def combination(rows: Rows, shares: Tensor, divide: float = 1.0) -> Tensor:
     """sum_k shares_k v_k / divide, in the type of the rows.
 
@@ -127,11 +136,11 @@ def combination(rows: Rows, shares: Tensor, divide: float = 1.0) -> Tensor:
     used = [(k, float(share)) for k, share in enumerate(shares.tolist()) if share]
     out = torch.empty(rows.dim, dtype=rows.dtype, device=rows.device)
 
-    scratch = threading.local()
+    divide, scratch = float(divide), Scratch()
 
-    def work(at: int, end: int, block: Tensor) -> bool:
-        if not hasattr(scratch, "wide"):  # allocating memory for each row would take longer than adding it
-            scratch.wide = torch.empty(3, end - at, dtype=torch.float64, device=rows.device)
+    def work(at: int, end: int, block: Tensor, out: Tensor) -> Tensor:
+        if scratch.wide is None or scratch.wide.shape[1] < end - at:  # to allocate it for each row would take too long
+            scratch.wide = torch.empty(3, end - at, dtype=torch.float64, device=block.device)
         row, part, sums = scratch.wide[:, : end - at]
         sums.zero_()
         for start in range(0, len(used), BLOCK):
@@ -139,9 +148,9 @@ def combination(rows: Rows, shares: Tensor, divide: float = 1.0) -> Tensor:
             for k, share in used[start : start + BLOCK]:
                 part.add_(row.copy_(block[k]), alpha=share)
             sums.add_(part)
-        out[at:end] = sums.div_(divide)
-        return all_finite(out[at:end])
+        out[:] = sums.div_(divide)
+        return torch.tensor(not all_finite(out), dtype=torch.int64)
 
-    if not all(list(rows.map(work, numbers=COLUMNS * len(rows)))):
+    if int(rows.total(work, into=out, numbers=COLUMNS * len(rows), single=True)):
         raise NotFinite
     return out

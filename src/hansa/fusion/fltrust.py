@@ -15,7 +15,7 @@ from hansa.core.op import Op, Payload
 from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.reply_checks import all_finite
-from hansa.core.rows import Rows, total
+from hansa.core.rows import Rows
 from hansa.fusion.distances import WIDE, combination, norms
 from hansa.fusion.fusion import Fused, Robust
 
@@ -49,10 +49,10 @@ class FLTrust(Robust):
         scales = torch.where(lengths > 0, lengths, 1.0)
         unit = g / own_length if own_length > 0 else g
 
-        def along(at: int, end: int, block: Tensor) -> Tensor:
-            return block.div_(scales.unsqueeze(1)) @ unit[at:end]
+        def along(at: int, end: int, block: Tensor, unit: Tensor) -> Tensor:
+            return block.div_(scales.unsqueeze(1)) @ unit
 
-        cosines = total(rows.map(along, WIDE, torch.float64)).cpu()
+        cosines = rows.total(along, unit, numbers=WIDE, dtype=torch.float64).cpu()
         cosines = torch.where(torch.isfinite(cosines), cosines, 0.0)  # for a row whose norm is not finite
         trust = cosines.clamp(min=0.0)
         if not float(trust.sum()) > 0:

@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from hansa.core.ask import Gathered
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
-from hansa.core.rows import Rows, total
+from hansa.core.rows import Rows
 from hansa.fusion.coordinate import Median
 from hansa.fusion.distances import WIDE, combination
 from hansa.fusion.fusion import Fused, Robust
@@ -105,30 +105,29 @@ def _shares(w: Tensor, apart: Tensor) -> list[float]:
 def _move(rows: Rows, factors: Tensor, z: Tensor) -> tuple[Tensor, float, float]:
     """Set z to a combination of the rows; return the rows' distances to z, the length of the step and the norm of z."""
 
-    def work(at: int, end: int, block: Tensor) -> Tensor:
+    def work(at: int, end: int, block: Tensor, z: Tensor) -> Tensor:
         new = factors @ block
-        ends = torch.stack([(new - z[at:end]).square().sum(), new.square().sum()])
-        z[at:end] = new
+        ends = torch.stack([(new - z).square().sum(), new.square().sum()])
+        z[:] = new
         return torch.cat([block.sub_(new).square_().sum(1), ends])
 
-    lengths = total(rows.map(work, WIDE, torch.float64)).sqrt()
+    lengths = rows.total(work, into=z, numbers=WIDE, dtype=torch.float64).sqrt()
     return lengths[:-2], float(lengths[-2]), float(lengths[-1])
 
 
 def _resultant(rows: Rows, pulls: Tensor, point: Tensor) -> float:
     """||sum_i pulls_i (v_i - point)||."""
 
-    def work(at: int, end: int, block: Tensor) -> Tensor:
-        return (pulls @ block.sub_(point[at:end])).square().sum()
+    def work(at: int, end: int, block: Tensor, point: Tensor) -> Tensor:
+        return (pulls @ block.sub_(point)).square().sum()
 
-    return float(total(rows.map(work, WIDE, torch.float64)).sqrt())
+    return float(rows.total(work, point, numbers=WIDE, dtype=torch.float64).sqrt())
 
 
 def distances_to(rows: Rows, point: Tensor) -> Tensor:
     """The distance of each row to a point, in float64."""
 
-    def work(at: int, end: int, block: Tensor) -> Tensor:
-        return block.sub_(point[at:end]).square_().sum(1)
+    def work(at: int, end: int, block: Tensor, point: Tensor) -> Tensor:
+        return block.sub_(point).square_().sum(1)
 
-    squares: Tensor = total(rows.map(work, WIDE, torch.float64))
-    return squares.sqrt()
+    return rows.total(work, point, numbers=WIDE, dtype=torch.float64).sqrt()

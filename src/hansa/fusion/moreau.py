@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.prox import Norm, prox
-from hansa.core.rows import Rows, total
+from hansa.core.rows import Rows
 from hansa.fusion.coordinate import Median
 from hansa.fusion.distances import WIDE, combination
 from hansa.fusion.geometric import distances_to
@@ -36,11 +36,11 @@ def centre(norm: Norm, rows: Rows, rho: float, tolerance: float, iterations: int
 def _by_coordinate(rows: Rows, mean: Tensor, rho: float, tolerance: float, iterations: int) -> Tensor:
     """The centre for the L1 norm. Coordinates that have come to rest are left out of later iterations."""
 
-    def work(at: int, end: int, block: Tensor) -> None:
-        w = mean[at:end]
+    def work(at: int, end: int, block: Tensor, w: Tensor) -> Tensor:
+        done = torch.zeros((), dtype=torch.int64)
         moving = ((block - w).abs().amax(0) > rho).nonzero().flatten()
         if not len(moving):
-            return
+            return done
         block = block[:, moving]
         now = middle_of(block, in_order(block))[0]
         for _ in range(iterations):
@@ -52,9 +52,9 @@ def _by_coordinate(rows: Rows, mean: Tensor, rho: float, tolerance: float, itera
             moving, block, now = moving[still], block[:, still], now[still]
             if not len(moving):
                 break
+        return done
 
-    for _ in rows.map(work, WIDE, torch.float64):
-        pass
+    rows.total(work, into=mean, numbers=WIDE, dtype=torch.float64)
     return mean
 
 
@@ -68,13 +68,13 @@ def _by_vector(rows: Rows, mean: Tensor, rho: float, tolerance: float, iteration
         # w_k - w - prox(w_k - w) = min(1, rho / ||w_k - w||) (w_k - w)
         pulls = (rho / apart.clamp(min=torch.finfo(apart.dtype).tiny)).clamp(max=1.0) / len(rows)
 
-        def move(at: int, end: int, block: Tensor, pulls: Tensor = pulls) -> Tensor:
-            around = block.sub_(w[at:end])
+        def move(at: int, end: int, block: Tensor, w: Tensor, pulls: Tensor = pulls) -> Tensor:
+            around = block.sub_(w)
             change = pulls @ around
-            w[at:end] += change
+            w += change
             return torch.cat([around.sub_(change).square_().sum(1), change.square().sum()[None]])
 
-        lengths = total(rows.map(move, WIDE, torch.float64)).sqrt()
+        lengths = rows.total(move, into=w, numbers=WIDE, dtype=torch.float64).sqrt()
         apart = lengths[:-1]
         if float(lengths[-1]) <= tolerance:
             break

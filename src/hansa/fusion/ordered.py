@@ -40,15 +40,13 @@ def in_order(block: Tensor) -> Tensor:
 def by_coordinate(rows: Rows, rule: Rule, watch: bool = False) -> tuple[Tensor, list[float]]:
     """Apply `rule` to each coordinate; with `watch`, also return the share of each row's values within the limits."""
     out = torch.empty(rows.dim, dtype=rows.dtype, device=rows.device)
-    within = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
 
-    def work(at: int, end: int, block: Tensor) -> Tensor:
+    def work(at: int, end: int, block: Tensor, out: Tensor) -> Tensor:
         value, low, high = rule(block, in_order(block))
-        out[at:end] = value
-        return ((block >= low) & (block <= high)).sum(1) if watch else within
+        out[:] = value
+        return ((block >= low) & (block <= high)).sum(1) if watch else torch.zeros((), dtype=torch.int64)
 
-    for part in rows.map(work):
-        within = within + part
+    within = rows.total(work, into=out)
     return out, (within.double() / max(1, rows.dim)).tolist() if watch else []
 
 

@@ -17,7 +17,9 @@ from hansa.core.determinism import threads
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, perform
+from hansa.core.placed import PlacedReply
 from hansa.core.registry import Part
+from hansa.core.reply_checks import Rules
 from hansa.core.task import Holdings
 from hansa.sim.run_size import RunSize
 
@@ -102,11 +104,13 @@ class Engine(Part):
 class ReferenceEngine:
     """Train one party after another, on one thread, by the function that a deployed party runs.
 
-    Other engines are subclasses, which override `blocks`. An engine with `sums` also defines `partial_sums`.
+    Other engines are subclasses, which override `blocks`. An engine with `sums` also defines `partial_sums`, an engine
+    with `places` also `placed`.
     """
 
     name = "reference"
     sums: ClassVar[bool] = False  # whether the engine can sum replies itself (`partial_sums`)
+    places: ClassVar[bool] = False  # whether the engine can store gathered replies itself (`placed`)
     ahead: int = 1  # tickets that `blocks` should be given at once; above 1 it must heed `PartyWork.round`
 
     def __init__(self, objective: Objective, holdings: Holdings, seed: int) -> None:
@@ -153,6 +157,14 @@ class ReferenceEngine:
         weight 1. A party that declines, or whose reply does not fit an exact sum, is yielded by itself.
         """
         raise TypeError(f"the engine {self.name!r} does not define partial_sums()")
+
+    def placed(self, op: Op, members: list[PartyWork], round: int,
+               rules: Rules) -> Iterator[PlacedReply | Block | tuple[int, Outcome]]:  # fmt: skip
+        """As `blocks`, for replies that are gathered; those with large updates may be checked and stored elsewhere.
+
+        Only called by engines with `places`, for an op without a privacy budget.
+        """
+        raise TypeError(f"the engine {self.name!r} does not define placed()")
 
     def data_changed(self, parties: Sequence[int] | None = None) -> None:
         """The samples of these parties (None: of all) have changed: copies of them must not be used any more."""

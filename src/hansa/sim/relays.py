@@ -18,6 +18,7 @@ from hansa.core.ask import Ask
 from hansa.core.errors import ConfigError
 from hansa.core.op import Replies, Reply
 from hansa.core.partial_sums import PartialSum, ReplySum, obstacle, unsuitable
+from hansa.core.placed import PlacedReply
 from hansa.core.registry import Part, register
 from hansa.core.replies import OutcomesOrSums, reply_size
 from hansa.core.reply_checks import Rules, received
@@ -136,7 +137,7 @@ def through_relays(ask: Ask, outcomes: OutcomesOrSums, paths: Sequence[Path], ru
 
 def _single(outcomes: OutcomesOrSums) -> Iterator[tuple[int, Reply | str]]:
     for item in outcomes:
-        assert not isinstance(item, PartialSum), "an engine does not sum the replies of parties behind relays"
+        assert not isinstance(item, (PartialSum, PlacedReply)), "no engine sums or stores replies that relays receive"
         if isinstance(item, Replies):
             yield from ((party, item.row(k)) for k, party in enumerate(item.parties))
         else:

@@ -18,6 +18,7 @@ from hansa.core.determinism import threads
 from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.op import DataOp, Memory, Op, PackingOp, Payload, Replies, Reply
 from hansa.core.partial_sums import PartialSum, unsuitable
+from hansa.core.placed import PlacedReply
 from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, conversation, relay, session_bytes, weightless
 from hansa.core.replies import Outcomes, OutcomesOrSums, arrive, combine, reply_size
 from hansa.core.reply_checks import Rules, message_fault, opener
@@ -116,8 +117,17 @@ class Simulation:
         sums = self.engine.sums and self.band is None and self._record.each is None and self._paths is None
         sums = sums and unsuitable(ask, self.rules.of(ask)) is None
 
-        def outcomes() -> Iterator[Replies | PartialSum | tuple[int, Reply | str]]:
-            for item in self._run(run, plan, sums):
+        # an engine that stores replies checks them too, by the payload of the ask
+        places = self.engine.places and ask.verb == "gather" and self.band is None and self._paths is None
+        places = places and op is None and ask.op.budget is None and not plan.steps
+
+        def outcomes() -> Iterator[Replies | PartialSum | PlacedReply | tuple[int, Reply | str]]:
+            for item in self._run(run, plan, sums, places):
+                if isinstance(item, PlacedReply):
+                    if item.memory:
+                        memories[item.party] = item.memory
+                    yield item
+                    continue
                 if isinstance(item, SummedBlock):
                     memories.update({party: memory for party, memory in item.memories.items() if memory})
                     sender = f"the engine {self.engine.name!r}"
@@ -187,10 +197,11 @@ class Simulation:
         stored = iter(self.memories.recall([p for p in parties if p not in self._staged]))
         return [self._staged[p] if p in self._staged else next(stored) for p in parties]
 
-    def _run(self, ask: Ask, plan: Plan, sums: bool) -> Iterator[Block | SummedBlock | tuple[int, Outcome]]:
+    def _run(self, ask: Ask, plan: Plan, sums: bool,
+             places: bool) -> Iterator[Block | SummedBlock | PlacedReply | tuple[int, Outcome]]:  # fmt: skip
         """The parties' outcomes: first the reasons of absent and lost parties, then replies in the order of ids.
 
-        With `sums` the engine may sum the replies itself, in any order.
+        With `sums` the engine may sum the replies itself, in any order; with `places` it may store them.
         """
         assert ask.op is not None
         here = self._here(ask, ask.parties, plan)
@@ -201,6 +212,8 @@ class Simulation:
         ]
         if sums:
             yield from self.engine.partial_sums(ask.op, members, ask.round, ask.uniform)
+        elif places:
+            yield from self.engine.placed(ask.op, members, ask.round, self.rules.of(ask))
         else:
             yield from self._train(ask.op, members, ask.round)
 

@@ -1,0 +1,65 @@
+"""A run leaves nothing in the object store of its cluster, and does not need more of it with every round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hansa
+from hansa.local import SGD
+
+pytestmark = pytest.mark.slow
+PARTIES, WIDE = 12, 40_000  # an update of 1.2 MB
+
+
+@pytest.fixture
+def ray(cluster: Any) -> Iterator[Any]:
+    """A connection to the cluster, which a run uses and leaves open."""
+    import logging
+
+    import ray
+
+    cluster.grow(2)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    yield ray
+    ray.shutdown()
+
+
+def occupied(ray: Any) -> float:
+    """Bytes of all object stores that are in use."""
+    return float(ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"])
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, WIDE), nn.ReLU(), nn.Linear(WIDE, 2))
+
+
+@pytest.mark.parametrize(("sums", "fusion", "most"), [("exact", "mean", 2 * 24), ("ordered", "mean", 2 * 2 * 4),
+                                                      ("ordered", "median", 2 * 4 * 4)])  # fmt: skip
+def test_objects_of_a_run_are_deleted(sums: str, fusion: str, most: int, ray: Any, cluster: Any) -> None:
+    """At the end of a round the store has the samples, the model and no more than what is on the way (`most` d)."""
+    x = torch.randn(PARTIES * 5, 4)
+    task = hansa.Task(model, "cross_entropy", [(x[k::PARTIES], torch.zeros(5, dtype=torch.int64))
+                                               for k in range(PARTIES)], classes=2)  # fmt: skip
+    d = sum(parameter.numel() for parameter in model().parameters())
+    before, after_round = occupied(ray), []
+
+    def look(_: Any) -> None:
+        time.sleep(1.0)  # machines report their use some times per second
+        after_round.append(occupied(ray) - before)
+
+    hansa.simulate(hansa.FedAvg(local=SGD(lr=0.01), fusion=hansa.build("fusion", fusion)), task, rounds=4, sums=sums,
+                   engine={"name": "ray", "address": cluster.address, "actors": 2, "inner": "reference"},
+                   on_round=look, eval_every=4, reply_memory=2**20)  # fmt: skip
+    assert 0 < max(after_round) <= (4 + most) * d + 2**20
+    assert after_round[-1] <= after_round[0] + 4 * d
+    for _ in range(100):
+        if occupied(ray) <= before:
+            break
+        time.sleep(0.1)
+    assert occupied(ray) <= before
