@@ -1,15 +1,17 @@
 """The Ray engine: its overhead over worker processes, the memory of its driver, and a replay of its schedule.
 
-    python benchmarks/ray_cluster.py overhead [--rounds 3] [--repeats 2]
-    python benchmarks/ray_cluster.py memory [--cohorts 64 256 1024]
+    python benchmarks/ray_cluster.py overhead [--rounds 3] [--repeats 2] [--flower .envs/flower/bin/python]
+    python benchmarks/ray_cluster.py memory [exact ordered median] [--cohorts 64 256 1024]
     python benchmarks/ray_cluster.py replay [--cohort 6400] [--parties 40]
 
 `overhead` runs the CNN of `workload.py` with two worker processes and with two Ray actors on one machine, and compares
-CPU seconds of all processes per round after the first (CPU time, since other programs may use the machine). `memory`
-runs one round of a model of 400,000 numbers for several cohorts, each in a process of its own, and reports by how much
-the driver's resident memory grew at its highest. `replay` is no measurement of a cluster: it measures the training
-time of single parties and the driver's time per party on this machine, and computes how long a round of a cohort takes
-on 1 to 1,000 machines of one actor each if all of them are as fast as this one.
+CPU seconds of all processes per round after the first (CPU time, since other programs may use the machine). With the
+Python of an environment that has Flower, its simulation by two Ray actors takes turns with them. `memory` runs one
+round of a model of 400,000 numbers for several cohorts, each in a process of its own, and reports by how much the
+driver's resident memory grew at its highest: with exact and ordered sums, and with the fusion `median`, whose updates
+stay on the cluster. `replay` is no measurement of a cluster: it measures the training time of single parties and the
+driver's time per party on this machine, and computes how long a round of a cohort takes on 1 to 1,000 machines of one
+actor each if all of them are as fast as this one.
 """
 
 from __future__ import annotations
@@ -28,33 +30,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from workload import BATCH, COHORT, PARTIES, RATE, SAMPLES, SIDE, population
+from workload import BATCH, COHORT, PARTIES, RATE, SAMPLES, SIDE, population, tree_seconds
 
 import hansa
 from hansa.models import Cnn
 
 NODES = (1, 4, 16, 64, 128, 256, 512, 1000)
 FAN, BANDWIDTH = 4, 1.25e9  # of the tree of sums; bytes per second between two machines (10 Gbit/s), assumed
-
-
-def tree_seconds() -> float:
-    """The CPU seconds of this process and of all processes that descend from it."""
-    parents, spent = {}, {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it has ended
-            parents[int(entry.name)] = int(fields[1])
-            spent[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def ours(pid: int) -> bool:
-        while pid not in (0, 1, os.getpid()):
-            pid = parents.get(pid, 0)
-        return pid == os.getpid()
-
-    return sum(seconds for pid, seconds in spent.items() if ours(pid))
 
 
 def cnn_task() -> hansa.Task:
@@ -73,7 +55,19 @@ def overhead_once(engine: str, sums: str, rounds: int) -> dict[str, Any]:
     return {"cpu": (marks[-2][0] - marks[0][0]) / (rounds - 1), "wall": (marks[-2][1] - marks[0][1]) / (rounds - 1)}
 
 
-def memory_once(cohort: int, sums: str) -> dict[str, Any]:
+def flower_once(python: str, rounds: int) -> dict[str, Any]:
+    """The same workload by Flower's own FedAvg and simulation."""
+    script = Path(__file__).parent / "peers" / "flower" / "fedavg.py"
+    done = subprocess.run([python, script, "--model", "cnn", "--rounds", str(rounds - 1)], capture_output=True,
+                          text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)})  # fmt: skip
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    result = json.loads(line.removeprefix("RESULT "))
+    return {"cpu": statistics.mean(result["cpu"]), "wall": statistics.mean(result["rounds"])}
+
+
+def memory_once(cohort: int, case: str) -> dict[str, Any]:
     x, y = torch.ones(cohort, 200), torch.zeros(cohort, dtype=torch.int64)
     task = hansa.Task(lambda: nn.Sequential(nn.Linear(200, 1900), nn.ReLU(), nn.Linear(1900, 10)), "cross_entropy",
                       (x, y, np.arange(cohort + 1)), classes=10)  # fmt: skip
@@ -84,7 +78,9 @@ def memory_once(cohort: int, sums: str) -> dict[str, Any]:
 
     Path("/proc/self/clear_refs").write_text("5")  # the highest resident memory from here on
     before = line("VmRSS")
-    hansa.simulate(hansa.FedAvg(local=hansa.SGD(lr=0.1)), task, rounds=1, sums=sums,
+    sums, fusion = ("ordered", case) if case == "median" else (case, "mean")
+    method = hansa.FedAvg(local=hansa.SGD(lr=0.1), fusion=hansa.build("fusion", fusion))
+    hansa.simulate(method, task, rounds=1, sums=sums, reply_memory=2**24,
                    engine={"name": "ray", "actors": 2, "inner": "reference"})  # fmt: skip
     peak = line("VmHWM")
     return {"growth": (peak - before) * 1024, "all": cohort * 4 * (200 * 1900 + 1900 * 11 + 10)}
@@ -139,6 +135,7 @@ def main() -> None:
     parser.add_argument("case", nargs="*")
     for name, value in (("rounds", 3), ("repeats", 2), ("cohort", 6400), ("parties", 40)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--flower", help="the Python of an environment with Flower")
     parser.add_argument("--cohorts", type=int, nargs="+", default=[64, 256, 1024])
     given = parser.parse_args()
     if given.what == "one":
@@ -148,19 +145,23 @@ def main() -> None:
     elif given.what == "overhead":
         kinds = [(engine, sums) for sums in ("ordered", "exact") for engine in ("stacked", "ray")]
         found: dict[Any, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+        if given.flower:
+            found["flower", "ordered"] = []
         for _ in range(given.repeats):
             for kind in kinds:
                 found[kind].append(process("one", "overhead", *kind, str(given.rounds)))
+            if given.flower:
+                found["flower", "ordered"].append(flower_once(given.flower, given.rounds))
         for (engine, sums), lines in found.items():
             cpu = statistics.median(line["cpu"] for line in lines)
             base = statistics.median(line["cpu"] for line in found["stacked", sums])
             print(f"{engine:8} {sums:8} {cpu:6.2f} s CPU per round, {cpu / base:.3f} of the worker processes; runs: "
                   f"{', '.join(format(line['cpu'], '.2f') for line in lines)}")  # fmt: skip
     elif given.what == "memory":
-        for sums in ("exact", "ordered"):
+        for case in given.case or ("exact", "ordered", "median"):
             for cohort in given.cohorts:
-                line = process("one", "memory", str(cohort), sums)
-                print(f"{sums:8} cohort {cohort:5}: the driver grew by {line['growth'] / 2**20:6.0f} MiB; all updates "
+                line = process("one", "memory", str(cohort), case)
+                print(f"{case:8} cohort {cohort:5}: the driver grew by {line['growth'] / 2**20:6.0f} MiB; all updates "
                       f"together have {line['all'] / 2**20:6.0f} MiB")  # fmt: skip
     else:
         line = process("one", "replay", str(given.parties))

@@ -13,9 +13,11 @@ import functools
 import importlib.metadata
 import itertools
 import json
+import os
 import platform
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,19 +63,41 @@ def arguments(description: str | None, models: Sequence[str] = MODELS, **more: A
     return parser.parse_args()
 
 
+def tree_seconds() -> float:
+    """The CPU seconds of this process and of all processes that descend from it."""
+    parents, spent = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            parents[int(entry.name)] = int(fields[1])
+            spent[int(entry.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def ours(pid: int) -> bool:
+        while pid not in (0, 1, os.getpid()):
+            pid = parents.get(pid, 0)
+        return pid == os.getpid()
+
+    return sum(seconds for pid, seconds in spent.items() if ours(pid))
+
+
 class Laps:
     """Called at the end of each round; `report` prints the one line that the runner reads.
 
     The first round is not among the times: it carries what happens once. Its end is given in wall-clock time, from
-    which the runner takes the moment it launched the process.
+    which the runner takes the moment it launched the process. `cpu` has the CPU seconds of all processes.
     """
 
     def __init__(self) -> None:
         self.ticks: list[float] = []
+        self.cpu: list[float] = []
         self.first = 0.0
 
     def __call__(self) -> None:
         self.ticks.append(time.perf_counter())
+        self.cpu.append(tree_seconds())
         if len(self.ticks) == 1:
             self.first = time.time()
 
@@ -82,7 +106,8 @@ class Laps:
         found = {"python": platform.python_version(), "numpy": np.__version__, **more}
         found |= {name: importlib.metadata.version(name) for name in distributions}
         rounds = [b - a for a, b in itertools.pairwise(self.ticks)]
-        report({"rounds": rounds, "first_round_ended": self.first, "versions": found})
+        cpu = [b - a for a, b in itertools.pairwise(self.cpu)]
+        report({"rounds": rounds, "cpu": cpu, "first_round_ended": self.first, "versions": found})
 
 
 def report(found: dict[str, Any]) -> None:

@@ -39,10 +39,9 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, WIDE), nn.ReLU(), nn.Linear(WIDE, 2))
 
 
-@pytest.mark.parametrize(("sums", "fusion", "most"), [("exact", "mean", 2 * 24), ("ordered", "mean", 2 * 2 * 4),
-                                                      ("ordered", "median", 2 * 4 * 4)])  # fmt: skip
-def test_objects_of_a_run_are_deleted(sums: str, fusion: str, most: int, ray: Any, cluster: Any) -> None:
-    """At the end of a round the store has the samples, the model and no more than what is on the way (`most` d)."""
+@pytest.mark.parametrize(("sums", "fusion"), [("exact", "mean"), ("ordered", "median")])
+def test_objects_of_a_run_are_deleted(sums: str, fusion: str, ray: Any, cluster: Any) -> None:
+    """When a round has ended, its updates and sums are deleted; only the samples and one model may be left."""
     x = torch.randn(PARTIES * 5, 4)
     task = hansa.Task(model, "cross_entropy", [(x[k::PARTIES], torch.zeros(5, dtype=torch.int64))
                                                for k in range(PARTIES)], classes=2)  # fmt: skip
@@ -50,14 +49,13 @@ def test_objects_of_a_run_are_deleted(sums: str, fusion: str, most: int, ray: An
     before, after_round = occupied(ray), []
 
     def look(_: Any) -> None:
-        time.sleep(1.0)  # machines report their use some times per second
+        time.sleep(0.5)  # machines report their use some times per second
         after_round.append(occupied(ray) - before)
 
-    hansa.simulate(hansa.FedAvg(local=SGD(lr=0.01), fusion=hansa.build("fusion", fusion)), task, rounds=4, sums=sums,
+    hansa.simulate(hansa.FedAvg(local=SGD(lr=0.01), fusion=hansa.build("fusion", fusion)), task, rounds=3, sums=sums,
                    engine={"name": "ray", "address": cluster.address, "actors": 2, "inner": "reference"},
-                   on_round=look, eval_every=4, reply_memory=2**20)  # fmt: skip
-    assert 0 < max(after_round) <= (4 + most) * d + 2**20
-    assert after_round[-1] <= after_round[0] + 4 * d
+                   on_round=look, eval_every=3, reply_memory=2**20)  # fmt: skip
+    assert len(after_round) == 3 and max(after_round) <= 4 * d + 2**16
     for _ in range(100):
         if occupied(ray) <= before:
             break

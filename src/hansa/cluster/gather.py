@@ -26,7 +26,7 @@ from hansa.sim.engine import Outcome, PartyWork
 if TYPE_CHECKING:
     from hansa.cluster.engine import RayEngine
 
-AHEAD = 4  # pieces of chunks for each actor that may be on the way
+AHEAD = 4  # chunks whose pieces may be on the way, or one per actor if there are more
 
 
 class LostColumns(Exception):
@@ -112,7 +112,7 @@ class UpdateGather(ColumnStore):
                 sent += [self.call(actor, "put_columns", self.key, name, rows, piece)
                          for (name, actor), piece in zip(places, columns, strict=True)]  # fmt: skip
             del columns
-            sent = self._settled(sent, AHEAD * len(places))
+            sent = self._settled(sent, max(AHEAD, len(self.actors)) * len(places))
         self._settled(sent, 0)
         self._engine.check(results)
         return {party: said for result in results.values() for party, said in result["outcomes"].items()}
