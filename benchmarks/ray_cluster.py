@@ -30,12 +30,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from workload import BATCH, COHORT, PARTIES, RATE, SAMPLES, SIDE, population, tree_seconds
+from workload import BATCH, COHORT, PARTIES, RATE, SAMPLES, SIDE, population, tree_times
 
 import hansa
 from hansa.models import Cnn
 
 NODES = (1, 4, 16, 64, 128, 256, 512, 1000)
+ROLES = ("driver", "training", "other")
 FAN, BANDWIDTH = 4, 1.25e9  # of the tree of sums; bytes per second between two machines (10 Gbit/s), assumed
 
 
@@ -45,14 +46,30 @@ def cnn_task() -> hansa.Task:
                       (x.reshape(-1, 1, SIDE, SIDE), y, np.arange(0, PARTIES * SAMPLES + 1, SAMPLES)))  # fmt: skip
 
 
+def by_role() -> dict[str, float]:
+    """CPU seconds of the driver, of the processes that train, and of Ray's other processes."""
+    spent = dict.fromkeys(ROLES, 0.0)
+    for pid, seconds in tree_times().items():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        ray = b"site-packages/ray/" in command or (
+            command.startswith(b"ray::") and not command.startswith(b"ray::Trainer")
+        )
+        spent["driver" if pid == os.getpid() else "other" if ray else "training"] += seconds
+    return spent
+
+
 def overhead_once(engine: str, sums: str, rounds: int) -> dict[str, Any]:
-    marks: list[tuple[float, float]] = []
+    marks: list[tuple[dict[str, float], float]] = []
     which: Any = {"name": "ray", "actors": 2} if engine == "ray" else engine
     hansa.simulate(hansa.FedAvg(local=hansa.SGD(lr=RATE, epochs=1, batch=BATCH)), cnn_task(), rounds=rounds + 1,
                    cohort=COHORT / PARTIES, engine=which, sums=sums, eval_every=rounds + 1,
-                   on_round=lambda _: marks.append((tree_seconds(), time.perf_counter())))  # fmt: skip
+                   on_round=lambda _: marks.append((by_role(), time.perf_counter())))  # fmt: skip
     # The last round evaluates, in the driver and alike for both engines; the first starts the processes.
-    return {"cpu": (marks[-2][0] - marks[0][0]) / (rounds - 1), "wall": (marks[-2][1] - marks[0][1]) / (rounds - 1)}
+    roles = {role: (marks[-2][0][role] - marks[0][0][role]) / (rounds - 1) for role in marks[0][0]}
+    return {"cpu": sum(roles.values()), "wall": (marks[-2][1] - marks[0][1]) / (rounds - 1), **roles}
 
 
 def flower_once(python: str, rounds: int) -> dict[str, Any]:
@@ -157,6 +174,8 @@ def main() -> None:
             base = statistics.median(line["cpu"] for line in found["stacked", sums])
             print(f"{engine:8} {sums:8} {cpu:6.2f} s CPU per round, {cpu / base:.3f} of the worker processes; runs: "
                   f"{', '.join(format(line['cpu'], '.2f') for line in lines)}")  # fmt: skip
+            parts = {role: statistics.median(line[role] for line in lines) for role in lines[0] if role in ROLES}
+            print("".join(f"{role:>12} {seconds:.2f} s" for role, seconds in parts.items()))
     elif given.what == "memory":
         for case in given.case or ("exact", "ordered", "median"):
             for cohort in given.cohorts:

@@ -63,8 +63,8 @@ def arguments(description: str | None, models: Sequence[str] = MODELS, **more: A
     return parser.parse_args()
 
 
-def tree_seconds() -> float:
-    """The CPU seconds of this process and of all processes that descend from it."""
+def tree_times() -> dict[int, float]:
+    """The CPU seconds of this process and of all processes that descend from it, by their ids."""
     parents, spent = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -80,7 +80,7 @@ def tree_seconds() -> float:
             pid = parents.get(pid, 0)
         return pid == os.getpid()
 
-    return sum(seconds for pid, seconds in spent.items() if ours(pid))
+    return {pid: seconds for pid, seconds in spent.items() if ours(pid)}
 
 
 class Laps:
@@ -97,7 +97,7 @@ class Laps:
 
     def __call__(self) -> None:
         self.ticks.append(time.perf_counter())
-        self.cpu.append(tree_seconds())
+        self.cpu.append(sum(tree_times().values()))
         if len(self.ticks) == 1:
             self.first = time.time()
 

@@ -107,7 +107,7 @@ def test_every_block_is_at_one_actor_and_groups_go_on_in_order(actors: int) -> N
     assert len(ends) == len(groups)
 
 
-def test_a_call_can_be_sent_to_another_process() -> None:
+def test_a_call_can_be_sent_to_another_process(short_folder: Any) -> None:  # of Ray, which is imported
     import pickle
 
     cloudpickle = pytest.importorskip("ray", reason="Ray is not installed (make extras)").cloudpickle
