@@ -44,8 +44,9 @@ def short_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="ray-hansa-", dir="/tmp"))
     before = dict(os.environ)
     (folder / "ray").mkdir()
+    # Ray gives its actors the niceness 15, by which they would hardly run beside other tests.
     os.environ |= {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token",
-                   "RAY_AUTH_TOKEN_PATH": str(folder / "token")}  # fmt: skip
+                   "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_worker_niceness": "0"}  # fmt: skip
     (folder / "token").write_text("0123456789abcdef" * 4)
     yield folder
     os.environ.clear()

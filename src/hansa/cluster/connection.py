@@ -23,6 +23,8 @@ def import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers
     # Ray 2 warns that a later version will let tasks without GPUs see them; no actor here asks for any.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # A local cluster's actors would have the niceness 15; they should run as worker processes do.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     return importlib.import_module("ray")
 
 
