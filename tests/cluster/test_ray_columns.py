@@ -125,3 +125,18 @@ def test_a_call_can_be_sent_to_another_process(short_folder: Any) -> None:  # of
         assert torch.equal(FUSIONS[name]()(rows), FUSIONS[name]()(updates))  # type: ignore[operator]
     numbers = [len(cloudpickle.dumps(call.work)) for call in calls]
     assert max(numbers) < 5000 * 4  # no function brings a vector of its own
+
+
+@pytest.mark.parametrize("actors", [3, 70])
+def test_a_group_of_blocks_at_several_actors_has_the_sum_of_one_matrix(actors: int) -> None:
+    updates = some_updates(300, 60_003)
+    here, there = Rows(updates), on_actors(updates, actors)
+    parts, _ = divided(segments(here.spans(2**17)), limits_of(60_003, actors))
+    assert any(part.follows is not None for part in parts)
+
+    def work(at: int, end: int, block: Tensor, point: Tensor) -> Tensor:
+        return (block - point).square_().sum(1)
+
+    point = updates.double().mean(0)
+    sums = [rows.total(work, point, numbers=2**17, dtype=torch.float64) for rows in (here, there)]
+    assert torch.equal(*sums)
