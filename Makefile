@@ -41,7 +41,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup extras hooks surface docs demo demo-net test test-all test-gpu lint chaos power weather dst day load fuzz mutants audit release \
-  bench bench-peers \
+  bench bench-check bench-peers \
   bench-fusion bench-deploy bench-secure bench-dp bench-paillier bench-psi privacy-figures lock clean
 
 help:
@@ -67,6 +67,7 @@ help:
 	@echo "make surface  record the public surface and the schema of experiment files (RELEASED=1: as the surface of this version)"
 	@echo "make docs    build the documentation into site/; fail on a broken link"
 	@echo "make bench   compare Hansa with hand-written baselines (BENCH_ARGS=... : --model cnn, --repeats 5)"
+	@echo "make bench-check  fail if a path is more than 25% slower than recorded, relative to a floor, in 3 minutes (BENCH_ARGS=--record: record the ratios)"
 	@echo "make bench-peers   compare Hansa with Flower, pfl and FedJAX, each in its own environment (BENCH_ARGS=--nvflare: also NVFLARE)"
 	@echo "make bench-fusion  measure time and memory of each fusion, compared with Flower (BENCH_ARGS=... : --out-of-core, --gpu)"
 	@echo "make bench-secure  measure seconds and bytes of a masked sum, compared with Flower's SecAgg+ (BENCH_ARGS=... : --parties 50)"
@@ -142,6 +143,9 @@ day: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)
+
+bench-check: $(READY)
+	@$(BIN)/python benchmarks/check.py $(BENCH_ARGS)
 
 bench-peers: $(READY) $(PEERS:%=$(ENVS)/%/.ready)
 	@$(BIN)/python benchmarks/compare.py --peers $(BENCH_ARGS)

@@ -37,19 +37,18 @@ def step(weights: list[Tensor], x: Tensor, target: Tensor) -> None:
     b1.add_(back1.sum(1, keepdim=True), alpha=rate)
 
 
-def main() -> None:
-    given = arguments(__doc__, models=("2nn",), chunk={"type": int, "default": 5})
-    torch.set_num_threads(1)
+def trainer(chunk: int) -> tuple[Tensor, pair.Train]:
+    """The first flat parameters, and the function that trains parties `chunk` at a time."""
     x, labels = map(torch.from_numpy, population())
     y = F.one_hot(labels, CLASSES).float()
     # A linear layer keeps its weights [out, in]; here they are [in, out].
     first = torch.cat([p.detach().t().reshape(-1) if p.ndim == 2 else p.detach() for p in module("2nn").parameters()])
 
     def train(model: Tensor, total: Tensor, round_: int, parties: list[int]) -> None:
-        for begin in range(0, len(parties), given.chunk):
-            chunk = parties[begin : begin + given.chunk]
-            weights = [w.view(s).repeat(len(chunk), 1, 1) for w, s in zip(model.split(SIZES), SHAPES, strict=True)]
-            rows = torch.from_numpy(np.stack([order(round_, p) + p * SAMPLES for p in chunk]))
+        for begin in range(0, len(parties), chunk):
+            members = parties[begin : begin + chunk]
+            weights = [w.view(s).repeat(len(members), 1, 1) for w, s in zip(model.split(SIZES), SHAPES, strict=True)]
+            rows = torch.from_numpy(np.stack([order(round_, p) + p * SAMPLES for p in members]))
             for batch in rows.split(BATCH, 1):
                 picked = batch.reshape(-1)
                 step(weights, x.index_select(0, picked).view(*batch.shape, -1),
@@ -57,6 +56,13 @@ def main() -> None:
             for piece, shape, weight in zip(total.split(SIZES), SHAPES, weights, strict=True):
                 piece.view(shape).add_(weight.sum(0), alpha=SAMPLES)
 
+    return first, train
+
+
+def main() -> None:
+    given = arguments(__doc__, models=("2nn",), chunk={"type": int, "default": 5})
+    torch.set_num_threads(1)
+    first, train = trainer(given.chunk)
     pair.run(first, train, given.rounds).report("torch")
 
 
