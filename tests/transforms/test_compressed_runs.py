@@ -80,7 +80,8 @@ def test_fusions_that_see_each_update_see_the_opened_update(fusion: str, engine:
     assert 0 < float((small.state.params.w - plain.state.params.w).abs().max()) < 0.1
 
 
-def test_a_lossless_transform_changes_no_bit_of_any_verb() -> None:
+def test_a_lossless_transform_changes_no_bit_of_any_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StackedEngine, "ahead", 1)  # packed tickets are not stacked, and stacks may differ in last bits
     for algorithm in (hansa.FedAvg(local=LOCAL), hansa.FedBuff(local=LOCAL, buffer=2), hansa.FSVRG(),
                       hansa.Scaffold(local=Controlled(lr=0.1, steps=4)), hansa.FedNova(), hansa.QFedAvg(),
                       hansa.FedPer(local=LOCAL), hansa.FedAvg(local=LOCAL, fusion="krum")):  # type: ignore[arg-type]  # fmt: skip
