@@ -13,7 +13,7 @@ COLUMNS = 2**12
 
 
 def rules(updates: np.ndarray, workers: int) -> dict[str, Callable[[], np.ndarray]]:
-    """Each rule on these updates, on so many threads."""
+    """Each rule on these updates, on `workers` threads."""
     rows, columns = updates.shape
     weights = np.array(samples(rows), dtype=np.float32)
     cut = int(FAULTY * rows)
