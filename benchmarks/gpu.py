@@ -6,6 +6,10 @@ A two-layer CNN, one epoch of SGD, tf32 allowed. Each contestant has its own pro
 it compiles only once; contestants take turns, `--repeats` times. The table has the median over all rounds except the
 first three of each turn, the range of the turns' medians, the extra time of those three rounds in the first turn
 (compilation and other one-time work), and the peak GPU memory of the contestant's allocator.
+
+JAX needs `jax[cuda13]`. pfl needs these packages on the path (versions in benchmarks/peers/pfl/requirements.txt; wheels
+that are unpacked into a folder of PYTHONPATH are enough): pfl, multiprocess, dill, dp-accounting, prv-accountant,
+dm-tree, absl-py, mpmath, attrs, wrapt; and numpy and scipy. A contestant that is missing is left out.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ recorded and compiled."""
 
 import dataclasses
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,10 +21,11 @@ from hansa.core.params import Params, ParamSpec
 from hansa.local import DPSGD, SGD, SVRG, Batch, Carry, Context, Gradient, LocalSolver
 from hansa.models.resnet import ResidualBlock
 from hansa.schedule import ExponentialDecay
-from hansa.sim import gpu
+from hansa.sim import gpu, rewrite, trial
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.run_size import RunSize
+from hansa.sim.stack import DeferredNumbers
 from hansa.sim.stacked import StackedEngine
 from lora import WIDTH, adapted
 
@@ -166,13 +168,19 @@ def silence() -> Iterator[None]:
 
 
 def agree(
-    given: hansa.Task, solver: LocalSolver, device: str, chunk: int | None = None, compiles: bool = True
+    given: hansa.Task,
+    solver: LocalSolver,
+    device: str,
+    chunk: int | None = None,
+    compiles: bool = True,
+    apart: bool = False,
 ) -> StackedEngine:
     """A recorded stack, replayed over several rounds, agrees with the reference on the CPU. On a GPU it is compiled,
     unless `compiles` is false: the compiler takes seconds for each size of a stack."""
     alone, there = Objective(given.model, given.loss, 0), Objective(given.model, given.loss, 0, device)
     engine = StackedEngine(there, given.holdings(there), 0, chunk)
     engine.records, engine.compiles, engine.lanes = True, compiles and device == "cuda", 1
+    engine.apart = apart
     engine.one = None  # type: ignore[assignment,method-assign]  # alone would agree for the wrong reason
     engine.look()
     engine._chain = None
@@ -329,3 +337,123 @@ def test_a_step_counts_once_for_all_parties_that_are_trained_together() -> None:
     holdings = given.holdings(Objective(given.model, given.loss, 0))
     assert RunSize(rounds=100, cohort=3, solver=SGD(batch=4, epochs=2)).steps(holdings, chunk=3) == 100 * 1 * 6
     assert RunSize(rounds=100, cohort=3, solver=SGD(batch=4, epochs=2)).steps(holdings, chunk=2) == 100 * 2 * 6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: s.name)
+@pytest.mark.parametrize("model", [convolving, adapting, *slow(dense, residual, READERS[0])], ids=named)
+def test_parties_apart_train_as_each_does_alone(model: Any, solver: LocalSolver, device: str) -> None:
+    for sizes in (SIZES, (10,) * 5):
+        engine = agree(task(model, sizes), solver, device, chunk=8, apart=True)
+        assert len(engine.programs) == 1
+
+
+def test_the_faster_way_is_found_by_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = task(convolving, (10,) * 5)
+    objective = Objective(given.model, given.loss, 0, DEVICES[-1])
+    engine = StackedEngine(objective, given.holdings(objective), 0, 8)
+    work = RunSize(3, 5, SGD(batch=4))
+    times: dict[bool, float | None] = {True: 2.0, False: 4.0}
+    measured = []
+
+    def timed(engine: StackedEngine, count: int, width: int, apart: bool) -> float | None:
+        measured.append(trial_of(engine, count, width, apart))
+        assert (count, width, engine.apart) == (5, 4, False)
+        return times[apart]
+
+    trial_of = trial._trial
+    monkeypatch.setattr(trial, "_trial", timed)
+    assert trial.faster_apart(engine, work)
+    engine.compiles = True  # a compiled stack may be faster than 2.0
+    assert not trial.faster_apart(engine, work)
+    assert all(seconds is not None and seconds > 0 for seconds in measured) and len(measured) == 4
+    engine.compiles = False
+    times[True] = 1e-4  # too small to fill a card: stacks are not even tried
+    assert not trial.faster_apart(engine, work) and len(measured) == 5
+    times[True] = None
+    assert not trial.faster_apart(engine, work)
+    times[True], times[False] = 2.0, None
+    assert trial.faster_apart(engine, work)
+
+
+def test_a_model_that_cannot_be_stacked_trains_apart() -> None:
+    class Counting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (1.0 if float(x.detach().sum()) > -1e9 else 2.0)  # vmap cannot branch
+
+    given = task(lambda: Counting(24, 3).double(), (6,) * 3)
+    objective = Objective(given.model, given.loss, 0)
+    engine = StackedEngine(objective, given.holdings(objective), 0, 8)
+    assert trial.faster_apart(engine, RunSize(3, 3, SGD(batch=4)))
+    assert (engine.apart, engine.compiles) == (False, False)
+
+
+@pytest.mark.parametrize("way", [{}, {"is_causal": True}, {"scale": 0.3}, {"mask": "bool"}, {"mask": "float"}], ids=str)
+def test_attention_as_products_is_attention(way: dict[str, Any]) -> None:
+    draws = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 4, generator=draws, dtype=torch.float64) for n in (5, 6, 6))
+    given = {name: value for name, value in way.items() if name != "mask"}
+    if "mask" in way:
+        seen = torch.rand(5, 6, generator=draws) < 0.7
+        seen[:, 0] = True
+        given["attn_mask"] = seen if way["mask"] == "bool" else torch.randn(5, 6, generator=draws, dtype=torch.float64)
+    wanted = F.scaled_dot_product_attention(q, k, v, **given)
+    with Rewritten(2):
+        got = F.scaled_dot_product_attention(q, k, v, **given)
+    torch.testing.assert_close(got, wanted)
+    assert F.scaled_dot_product_attention is not rewrite.attend  # put back
+
+
+def test_attention_inside_a_layer_of_torch_is_batched_without_a_warning() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).double()
+    stacked = {n: torch.stack([p.detach() + 0.01 * k for k in range(3)]) for n, p in layer.named_parameters()}
+    x = torch.randn(3, 4, 6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, weights, (x,)).sin().sum()
+
+    def one(weights: dict[str, Tensor], x: Tensor) -> Any:
+        with Rewritten(3):
+            return torch.func.grad(loss)(weights, x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = torch.func.vmap(one)(stacked, x)
+    for k in range(3):
+        wanted = torch.func.grad(loss)({name: value[k] for name, value in stacked.items()}, x[k])
+        for name, value in wanted.items():
+            torch.testing.assert_close(got[name][k], value)
+
+
+@pytest.mark.parametrize("given", [{"num_layers": 2}, {"bidirectional": True}, {"bias": False}], ids=str)
+def test_an_lstm_layer_has_its_own_derivative(given: dict[str, Any]) -> None:
+    layer = nn.LSTM(3, 5, batch_first=True, **given).double()
+    stacked = {n: torch.stack([p.detach() + 0.1 * k for k in range(3)]) for n, p in layer.named_parameters()}
+    x = torch.randn(3, 4, 6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def loss(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        out, (h, c) = torch.func.functional_call(layer, weights, (x,))
+        total: Tensor = out.sin().sum() + (h * c).sum()
+        return total
+
+    def one(weights: dict[str, Tensor], x: Tensor) -> Any:
+        def rewritten(weights: dict[str, Tensor]) -> Tensor:
+            with Rewritten(3):
+                return loss(weights, x)
+
+        return torch.func.grad(rewritten)(weights)
+
+    got = torch.func.vmap(one)(stacked, x)
+    for k in range(3):
+        leaves = {name: value[k].clone().requires_grad_() for name, value in stacked.items()}
+        wanted = torch.autograd.grad(loss(leaves, x[k]), list(leaves.values()))
+        for name, value in zip(leaves, wanted, strict=True):
+            torch.testing.assert_close(got[name][k], value)
+
+
+def test_losses_of_a_gpu_are_read_once_and_late() -> None:
+    reads: list[int] = []
+    numbers = DeferredNumbers(lambda: reads.append(1) or [1.0, 2.5])  # type: ignore[func-returns-value]
+    assert reads == []
+    assert (len(numbers), list(numbers), sum(numbers), min(numbers), numbers[1]) == (2, [1.0, 2.5], 3.5, 1.0, 2.5)
+    assert reads == [1]

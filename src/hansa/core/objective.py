@@ -181,13 +181,27 @@ class Objective:
                 parameter.copy_(values[name])
         self._base = None
 
-    def laid_out(self, x: Tensor) -> Tensor:
-        """A batch of images in channels-last order, in which a CPU convolves and pools fastest."""
-        if not (self._convolves and x.dim() == 4 and x.dtype == torch.float32 and x.device.type == "cpu"):
-            return x
+    def channels_last(self, x: Tensor) -> bool:
+        """Whether batches like x should be in channels-last order, in which convolutions are fastest.
+
+        On a GPU they also repeat their bits only in that order.
+        """
+        if not (self._convolves and x.dim() == 4 and x.dtype == torch.float32):
+            return False
         if self._takes_channels_last is None:
             self._takes_channels_last = self._takes(_channels_last(x[:1]))
-        return _channels_last(x) if self._takes_channels_last else x
+        return self._takes_channels_last
+
+    def laid_out(self, x: Tensor) -> Tensor:
+        """A batch in the order that its model's layers prefer."""
+        return _channels_last(x) if self.channels_last(x) else x
+
+    def laid_out_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Filters in the order of the images, which a GPU's layers would otherwise lose after the first norm."""
+        if not (self._takes_channels_last and self.device.type == "cuda"):
+            return weights
+        last = torch.channels_last
+        return {name: w.contiguous(memory_format=last) if w.dim() == 4 else w for name, w in weights.items()}
 
     def _takes(self, x: Tensor) -> bool:
         """Whether the model accepts inputs in this memory layout; a model that calls `view` on images does not."""

@@ -105,7 +105,7 @@ class Replies:
     tensors: dict[str, Tensor]
     weights: list[int]
     maxima: dict[str, Tensor] = field(default_factory=dict)
-    metrics: dict[str, list[float]] = field(default_factory=dict)
+    metrics: dict[str, Sequence[float]] = field(default_factory=dict)
 
     def row(self, k: int) -> Reply:
         """The reply of one party, as views of the stack."""

@@ -15,7 +15,7 @@ from hansa.core import codec
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Ticket, unsummable
 from hansa.core.errors import AlgorithmError, RoundAborted
 from hansa.core.exact_sums import ExactSum
-from hansa.core.op import Op, Payload, Replies, Reply, Shape, open_tensors
+from hansa.core.op import Op, PackingOp, Payload, Replies, Reply, Shape, open_tensors
 from hansa.core.partial_sums import METRIC, PartialSum, metric_rows, partial_fault
 from hansa.core.placed import PlacedReply, RowTensors
 from hansa.core.reply_checks import Rules, opener, received, received_stack
@@ -203,6 +203,7 @@ class ReplyCombiner:
         if self.ask.each:
             payloads = [self.ask.payload_of(party) for party in replies.parties]
         at_once = self._summed or (self.op.update is None and self._heaviest is None)
+        ahead = self._summed_ahead(replies)
         fused = received_stack(replies, self._sent_by, payloads, self.rules, self._summed) if at_once else None
         if fused is None:
             for k, party in enumerate(replies.parties):
@@ -219,8 +220,20 @@ class ReplyCombiner:
             own = replace(fused, tensors=tensors, maxima=maxima)  # it outlives the stack
             self._gathered += [(party, own.row(k)) for k, party in enumerate(own.parties)]
             return
-        self._total.add_rows(fused.tensors, shares)
+        if ahead is not None:
+            self._total = ahead
+        else:
+            self._total.add_rows(fused.tensors, shares)
         self._keep_largest({name: rows.amax(0) for name, rows in fused.maxima.items()})
+
+    def _summed_ahead(self, replies: Replies) -> BlockSum | None:
+        """The sum with a stack on a GPU, not checked yet: checks wait for the GPU, and the sum can follow at once."""
+        on_gpu = all(tensor.is_cuda for tensor in replies.tensors.values())
+        if not (on_gpu and self._summed and isinstance(self._total, BlockSum)) or isinstance(self._sent_by, PackingOp):
+            return None
+        total = self._total.copy()
+        total.add_rows(replies.tensors, [1] * len(replies.weights) if self.ask.uniform else replies.weights)
+        return total
 
     def _copied(self, reply: Reply, unequal: list[str]) -> Reply:
         """A copy of a gathered reply, which outlives its stack; updates are copied into rows of a matrix.

@@ -33,6 +33,12 @@ class BlockSum:
         self._block: dict[str, Tensor] = {}
         self._rows = 0
 
+    def copy(self) -> BlockSum:
+        """The same sum, to which rows on a GPU can be added without changing this one."""
+        other = BlockSum()
+        other._total, other._block, other._rows = dict(self._total), dict(self._block), self._rows
+        return other
+
     def add(self, tensors: dict[str, Tensor], weight: int) -> None:
         for name, tensor in tensors.items():
             if name not in self._block:
@@ -62,7 +68,7 @@ class BlockSum:
             end = min(len(weights), at + BLOCK - self._rows)
             for name, tensor in tensors.items():
                 wide = _wide(tensor[at:end])
-                shares = torch.tensor(weights[at:end], dtype=wide.dtype, device=wide.device)
+                shares = torch.tensor(weights[at:end], dtype=wide.dtype).to(wide.device, non_blocking=True)
                 term = (wide * shares.view(-1, *[1] * (wide.dim() - 1))).sum(0)
                 self._block[name] = self._block[name] + term if name in self._block else term
             self._count(end - at)

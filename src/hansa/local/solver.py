@@ -99,7 +99,9 @@ class Context:
             return gradient
 
         def mean_loss(weights: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            losses, buffers = self.objective.losses(weights, self.buffers, self.inputs(batch), batch.y, key)
+            x = self.inputs(batch)
+            weights = weights if self.stacked else self.objective.laid_out_weights(weights)
+            losses, buffers = self.objective.losses(weights, self.buffers, x, batch.y, key)
             return masked_mean(losses, batch.mask), buffers
 
         weights = self.spec.split(w.detach())

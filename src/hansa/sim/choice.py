@@ -5,6 +5,7 @@ from __future__ import annotations
 from hansa.core.errors import ConfigError
 from hansa.sim.engine import EngineInputs, ReferenceEngine
 from hansa.sim.stacked import StackedEngine, heavy
+from hansa.sim.trial import faster_apart
 from hansa.sim.workers import WorkersEngine, usable
 
 FORK_SECONDS = 0.3  # least training time of one process for which starting worker processes pays
@@ -73,6 +74,10 @@ def _stacked(inputs: EngineInputs) -> StackedEngine:
     long = inputs.work is not None and inputs.work.steps(inputs.holdings, engine.chunk) >= COMPILED_STEPS
     long = inputs.before.get("compiled", long)
     engine.compiles = engine.records and (inputs.compile == "on" or (inputs.compile == "auto" and long))
+    if engine.records and inputs.before:
+        engine.apart = inputs.before.get("apart", False)
+    elif engine.records and inputs.work is not None and inputs.objective.module is not None:
+        engine.apart = faster_apart(engine, inputs.work)
     return engine
 
 

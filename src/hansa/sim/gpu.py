@@ -10,13 +10,18 @@ inside the matrix product that computes their gradient, so that no gradient is s
 
 Recurrent layers, whose fused kernels do not support `vmap`, are unrolled to a loop over cells. They are recorded but
 not compiled, which would take minutes. Random layers are not compiled either.
+
+Models whose layers keep the card busy for one party alone train `apart`: each party's step by PyTorch's own kernels, on
+a stream of its own, and the steps of all parties in one recording. `sim.trial` finds out which is faster.
 """
 
 from __future__ import annotations
 
-import logging
+import gc
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +31,7 @@ from torch.utils import _pytree as pytree
 
 from hansa.core import rng
 from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.sim.compiling import compiled
 from hansa.sim.engine import Block
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.schedule import Shape, epoch_keys, regular, shares
@@ -34,8 +40,8 @@ from hansa.sim.stack import Stack
 if TYPE_CHECKING:
     from hansa.sim.stacked import StackedEngine
 
-log = logging.getLogger("hansa")
 SHRINK = 1.2  # factor between recorded stack sizes; finished parties idle until the next smaller size
+STREAMS = 32  # that PyTorch has; more parties take turns
 LARGE = 2**14  # weights per party from which a dense layer steps inside its product
 
 
@@ -43,10 +49,10 @@ class Program:
     """A step of K parties over fixed buffers, recorded for K and for smaller stacks, as parties finish."""
 
     def __init__(self, engine: StackedEngine, solver: LocalSolver, parties: int, width: int, padded: bool,
-                 state: Any) -> None:  # fmt: skip
-        self.engine, self.solver, self.parties, self.padded = engine, solver, parties, padded
+                 state: Any, apart: bool = False) -> None:  # fmt: skip
+        self.engine, self.solver, self.parties, self.padded, self.apart = engine, solver, parties, padded, apart
         device, dtype = engine.objective.device, engine.objective.dtype
-        self.state = pytree.tree_map(lambda v: v.new_zeros(parties, *v.shape[1:]), state)
+        self.state = pytree.tree_map(self._blank, state)
         self.fused = isinstance(self.state[0], dict)
         self.rows = torch.zeros(0, parties, width, dtype=torch.int64, device=device)
         self.share = torch.zeros(0, parties, width, dtype=dtype, device=device)
@@ -56,11 +62,21 @@ class Program:
         self.of_party = tuple(torch.ones(parties, dtype=kind, device=device) for kind in kinds)
         self.round = torch.zeros((), dtype=torch.float64, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        on_card = device.type == "cuda"
+        self.streams = [torch.cuda.Stream() for _ in range(min(parties, STREAMS))] if apart and on_card else []  # type: ignore[no-untyped-call]
         self._traced: dict[int, Callable[[list[Tensor], list[Tensor]], list[Tensor]]] = {}
         self._recorded: dict[int, Callable[[], None]] = {}
         recurrent = any(isinstance(layer, nn.RNNBase) for layer in engine.objective.network().modules())
         # Random layers and noise hash with 64-bit integers, which the compiler treats as 32-bit: record only.
         self._compiles = engine.compiles and not recurrent and not engine.objective.draws and not solver.noisy
+
+    def _blank(self, like: Tensor) -> Tensor:
+        """Room for a part of the state of all parties; filters of parties apart lie as their convolutions read them."""
+        shape = like.shape[1:]
+        if self.apart and len(shape) == 4 and self.engine.objective.channels_last(self._samples[0]):
+            out, channels, high, wide = shape
+            return like.new_zeros(self.parties, out, high, wide, channels).permute(0, 1, 4, 2, 3)
+        return like.new_zeros(self.parties, *shape)
 
     def make_room(self, steps: int) -> None:
         """Have buffers for this many steps. New buffers have new addresses, so old recordings are discarded."""
@@ -99,6 +115,15 @@ class Program:
 
     def step(self, count: int) -> Callable[[], None]:
         """One step of the first `count` parties, on the buffers; increments the counter."""
+        if self.apart:
+
+            @torch.no_grad()
+            def each() -> None:
+                now = [v.index_select(0, self.at)[0] for v in (self.rows, self.share, self.keys)]
+                self.advance_apart(count, [now])
+                self.at.add_(1)
+
+            return each
         advance = self.advance(count)
         state = pytree.tree_leaves(pytree.tree_map(lambda v: v[:count], self.state))
 
@@ -111,6 +136,33 @@ class Program:
             self.at.add_(1)
 
         return step
+
+    def advance_apart(self, count: int, moments: list[list[Tensor]]) -> None:
+        """Take steps of the first `count` parties, each on its stream; change the state in place.
+
+        A moment has the rows, shares and keys of a step of all parties.
+        """
+        for stream in self.streams[:count]:
+            stream.wait_stream(torch.cuda.current_stream())
+        for k in range(count):
+            state = pytree.tree_map(lambda v, k=k: v[k], self.state)
+            of_party = [v[k] for v in self.of_party]
+            with torch.cuda.stream(self.streams[k % STREAMS]) if self.streams else nullcontext():
+                for moment in moments:
+                    now = [v[k] for v in moment]
+                    if self.fused:
+                        self._descend_alone(state, now, of_party[-1])
+                    else:
+                        new = self._one(state, now, of_party, self.round, self.at, *self._samples)
+                        pytree.tree_map(lambda to, value: to.copy_(value), state, new)
+        for stream in self.streams[:count]:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    @property
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        samples = self.engine.holdings.train
+        assert isinstance(samples.x, Tensor)  # the stacked engine records nothing else
+        return samples.x, samples.targets
 
     def advance(self, count: int) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
         """A function that takes one step of the first `count` parties; traced once.
@@ -125,11 +177,9 @@ class Program:
     def _trace(self, count: int) -> Callable[[list[Tensor], list[Tensor]], list[Tensor]]:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        samples = self.engine.holdings.train
-        assert isinstance(samples.x, Tensor)  # the stacked engine records nothing else
         of_party = tuple(v[:count] for v in self.of_party)
         state, spec = pytree.tree_flatten(pytree.tree_map(lambda v: v[:count], self.state))
-        fixed = (*of_party, self.round, self.at, samples.x, samples.targets)
+        fixed = (*of_party, self.round, self.at, *self._samples)
         body = self._descend if self.fused else self._general
 
         def traced(*leaves: Tensor) -> list[Tensor]:
@@ -141,9 +191,15 @@ class Program:
         def leaves(state: list[Tensor], now: list[Tensor]) -> list[Tensor]:
             return [*state, *(v[:count] for v in now), *fixed]
 
-        with torch.no_grad():
-            graph = make_fx(traced)(*leaves(state, [v[0] for v in (self.rows, self.share, self.keys)]))
-        lifted = lift_products(graph, len(self.state[0])) if self.fused else []
+        key = count, self.rows.shape[2], self.fused or self  # plain SGD has one step for all rates and rounds
+        if key not in self.engine.traces:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.filterwarnings(
+                    "ignore", message="There is a performance drop"
+                )  # vmap, of the stack's slow ops
+                graph = make_fx(traced)(*leaves(state, [v[0] for v in (self.rows, self.share, self.keys)]))
+            self.engine.traces[key] = graph, lift_products(graph, len(self.state[0])) if self.fused else []
+        graph, lifted = self.engine.traces[key]
         plain = [place for place in range(len(state)) if place not in lifted]
         run: Callable[..., Any] = compiled(graph, self.engine.complaints) if self._compiles else graph
 
@@ -182,30 +238,49 @@ class Program:
         }
         return new, seen + losses.to(torch.float64)
 
+    def _descend_alone(self, state: Any, now: Sequence[Tensor], rate: Tensor) -> None:
+        """As `_descend`, for one party, in place."""
+        rows, share, key = now
+        objective, (weights, seen), (x, y) = self.engine.objective, state, self._samples
+        buffers = (objective.initial.stats, objective.initial.counts)
+        leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+        with torch.enable_grad():
+            losses, _ = objective.losses(leaves, buffers, objective.laid_out(x[rows]), y[rows], key)
+            loss = (losses * share).sum()
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        torch._foreach_sub_(list(weights.values()), torch._foreach_mul(gradients, rate))
+        seen.add_(loss.detach())
+
     def _general(self, count: int, state: Any, rows: Tensor, share: Tensor, keys: Tensor, of_party: Any, round: Tensor,
                  at: Tensor, x: Tensor, y: Tensor) -> Any:  # fmt: skip
-        """Any solver's step on the parameter vectors. Finished parties keep their state."""
-        objective, solver = self.engine.objective, self.solver
+        """Any solver's step on the parameter vectors."""
 
-        def one(state: Any, rows: Tensor, share: Tensor, key: Tensor, n: Tensor, steps: Tensor, first: Tensor,
-                base: Tensor, rate: Tensor) -> Any:  # fmt: skip
-            w, carry, buffers, seen = state
-
-            def load() -> Batch:
-                raise RuntimeError("a solver that looks at all samples at each step cannot be recorded")
-
-            ctx = Context(objective, n, steps, round, rate, load, buffers, base, stacked=True,  # type: ignore[arg-type]
-                          public=self.engine.holdings.public)  # fmt: skip
-            alive = at[0] < steps
-            mask = torch.where(alive, (share > 0).to(share.dtype), 1.0) if self.padded else None
+        def one(state: Any, rows: Tensor, share: Tensor, key: Tensor, *of_party: Tensor) -> Any:
             with Rewritten(count):
-                direction = solver.direction(ctx, w, Batch(x[rows], y[rows], mask), carry, key)
-            new_w, new_carry = solver.step(ctx, w, direction, carry)
-            loss = ctx.seen if ctx.seen is not None else w.new_zeros(())
-            new = (new_w, new_carry, ctx.buffers, seen + loss.to(torch.float64))
-            return pytree.tree_map(lambda a, b: torch.where(alive, a, b), new, state)
+                return self._one(state, (rows, share, key), of_party, round, at, x, y)
 
         return torch.func.vmap(one)(state, rows, share, keys, *of_party)
+
+    def _one(self, state: Any, now: Sequence[Tensor], of_party: Sequence[Tensor], round: Tensor, at: Tensor, x: Tensor,
+             y: Tensor) -> Any:  # fmt: skip
+        """Any solver's step of one party. A party that has finished keeps its state."""
+        objective, solver = self.engine.objective, self.solver
+        w, carry, buffers, seen = state
+        (rows, share, key), (n, steps, _, base, rate) = now, of_party
+
+        def load() -> Batch:
+            raise RuntimeError("a solver that looks at all samples at each step cannot be recorded")
+
+        ctx = Context(objective, n, steps, round, rate, load, buffers, base, stacked=not self.apart,  # type: ignore[arg-type]
+                      public=self.engine.holdings.public)  # fmt: skip
+        alive = at[0] < steps
+        mask = torch.where(alive, (share > 0).to(share.dtype), 1.0) if self.padded else None
+        with torch.enable_grad():
+            direction = solver.direction(ctx, w, Batch(x[rows], y[rows], mask), carry, key)
+        new_w, new_carry = solver.step(ctx, w, direction, carry)
+        loss = ctx.seen if ctx.seen is not None else w.new_zeros(())
+        new = (new_w, new_carry, ctx.buffers, seen + loss.to(torch.float64))
+        return pytree.tree_map(lambda a, b: torch.where(alive, a, b), new, state)
 
 
 def level(count: int) -> int:
@@ -220,41 +295,6 @@ def roomy(solver: LocalSolver, n: int) -> int:
     """A width that Poisson batches of n samples rarely exceed: expected length plus six standard deviations."""
     size = solver.plan[2]
     return n if size is None else min(n, size + math.ceil(6 * math.sqrt(size)))
-
-
-def compiled(graph: torch.fx.GraphModule, complaints: set[str]) -> Callable[..., Any]:
-    """Compile a traced step. If the compiler fails, log the reason once and run the step as it was traced.
-
-    Each step is tried separately, so that the choice does not depend on earlier training.
-    """
-    # The compiler may assume other strides for a concatenation than the GPU has, so that a view fails.
-    for node in graph.graph.nodes:
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
-    graph.recompile()
-    run: Callable[..., Any] = torch.compile(graph, fullgraph=True, dynamic=False)
-
-    def step(*leaves: Tensor) -> Any:
-        nonlocal run
-        try:
-            return run(*leaves)
-        except Exception as error:
-            if run is graph:
-                raise
-            reason = compiler_reason(error)
-            if reason not in complaints:
-                complaints.add(reason)
-                log.warning("the compiler failed (%s); steps are recorded without it", reason)
-            run = graph
-            return run(*leaves)
-
-    return step
-
-
-def compiler_reason(error: Exception) -> str:
-    """The first informative line of a compiler's error: not "backend='inductor' raised:"."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if line and not line.endswith("raised:")), type(error).__name__)[:300]
 
 
 def lift_products(graph: torch.fx.GraphModule, weights: int) -> list[int]:
@@ -326,10 +366,8 @@ class Epochs:
         self.engine, self.count = engine, count
         self.solver = solver
         self.shape = Shape([solver], np.full(count, size), device)
-        views = objective.spec.split(objective.initial.w.expand(count, -1))
-        seen = torch.zeros(count, dtype=torch.float64, device=device)
         width = max(self.shape.widths)
-        self.program = Program(engine, solver, count, width, padded=True, state=(views, seen))
+        self.program = Program(engine, solver, count, width, True, plain_state(engine, count), engine.apart)
         steps = self.shape.lengths.shape[1]
         self.program.make_room(steps)
         self.program.share.copy_(shares(self.shape.lengths, width, objective.dtype).transpose(0, 1))
@@ -368,12 +406,23 @@ class Epochs:
         for name, view in layout.split(self.w.expand(self.count, -1)).items():
             weights[name].copy_(view)
         seen.zero_()
-        state, spec = pytree.tree_flatten(program.state)
-        advance = program.advance(self.count)
-        for s in range(steps):
-            state = advance(state, [program.rows[s], program.share[s], program.keys[s]])
-        weights, self.seen = pytree.tree_unflatten(state, spec)
-        self.result = layout.stacked(weights)
+        moments = [[v[s] for v in (program.rows, program.share, program.keys)] for s in range(steps)]
+        if program.apart:
+            program.advance_apart(self.count, moments)
+        else:
+            state, spec = pytree.tree_flatten(program.state)
+            advance = program.advance(self.count)
+            for moment in moments:
+                state = advance(state, moment)
+            weights, seen = pytree.tree_unflatten(state, spec)
+        self.result, self.seen = layout.stacked(weights), seen
+
+
+def plain_state(engine: StackedEngine, count: int) -> Any:
+    """The state of a step of plain SGD: one tensor per parameter, and the summed losses."""
+    objective = engine.objective
+    seen = torch.zeros(count, dtype=torch.float64, device=objective.device)
+    return objective.spec.split(objective.initial.w.expand(count, -1)), seen
 
 
 def train_alike(stack: Stack) -> Block:
@@ -399,8 +448,15 @@ def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], Non
         work()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+    gc.collect()  # an old recording that is deleted during a new one would break it
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    finally:
+        if collects:
+            gc.enable()
     return graph.replay
 
 
@@ -423,7 +479,7 @@ def train(stack: Stack) -> Block:
     key = (solver.kernel, parties, width, padded, fused, layout)
     program = engine.programs.get(key)
     if program is None:
-        program = engine.programs[key] = Program(engine, solver, parties, width, padded, state)
+        program = engine.programs[key] = Program(engine, solver, parties, width, padded, state, engine.apart)
         program.make_room(longest)  # for the longest party
     program.fill(stack, state)
     program.replay(plan.active)

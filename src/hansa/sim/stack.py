@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,19 @@ class CommonContext(Context):
         if name in ("rate", "round") and isinstance(value, Tensor):
             raise Differs(name)
         return value
+
+
+class DeferredNumbers(Sequence[float]):
+    """Numbers that a GPU is still computing; the first look at one waits for them."""
+
+    def __init__(self, read: Callable[[], list[float]]) -> None:
+        self._read = functools.cache(read)
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._read()[at]
 
 
 _NO_BUFFERS = (torch.zeros(0), torch.zeros(0))
@@ -141,10 +155,14 @@ class Stack:
         if spec.stats:
             tensors = {**tensors, "stats": buffers[0]}
         maxima = {"counts": buffers[1]} if spec.counts else {}
-        numbers = {name: values.tolist() for name, values in metrics.items()} if metrics else {}
+        numbers: dict[str, Sequence[float]] = {name: values.tolist() for name, values in (metrics or {}).items()}
         if self.solver.tells_loss:
-            loss = [total / steps for total, steps in zip(seen.tolist(), self.steps, strict=True)]
-            numbers = {"train_loss": loss} | numbers
+            steps = self.steps
+
+            def loss() -> list[float]:
+                return [total / taken for total, taken in zip(seen.tolist(), steps, strict=True)]
+
+            numbers = {"train_loss": DeferredNumbers(loss) if seen.is_cuda else loss()} | numbers
         parties = [member.party for member in self.members]
         return Block(Replies(parties, tensors, self.sizes, maxima, numbers), memory)
 

@@ -60,9 +60,11 @@ class StackedEngine(ReferenceEngine):
         # a recording reads samples of the GPU's memory; others are read batch by batch
         self.records = objective.device.type == "cuda" and isinstance(holdings.train.x, Tensor)
         self.compiles = False
+        self.apart = False  # whether a recording trains each party on a stream of its own (`sim.gpu`)
         self._unrecorded: set[type] = set()
         self.complaints: set[str] = set()  # reasons of compiler failures, each logged once
         self.programs: dict[Any, Any] = {}  # recordings for a GPU
+        self.traces: dict[Any, Any] = {}  # steps as lists of tensor operations, for recordings
         self.differ: set[type] = set()  # solvers whose `start` reads values that differ between parties
         self._weights: dict[str, Tensor] = {}
         self.pads = True
@@ -72,10 +74,12 @@ class StackedEngine(ReferenceEngine):
 
     def plan(self) -> dict[str, Any]:
         plan = {"engine": self.name, "threads": 1, "chunk": self.chunk, "lanes": self.lanes}
-        return plan | ({"compiled": self.compiles} if self.records else {})
+        return plan | ({"compiled": self.compiles, "apart": self.apart} if self.records else {})
 
     def why(self) -> str:
         chain = self.chain
+        if self.apart:
+            return f"up to {self.chunk} parties at once, each on a stream of its own, recorded as a CUDA graph"
         if self.records:
             how = "compiled and recorded" if self.compiles else "recorded"
             return f"up to {self.chunk} parties at once, each step {how} as a CUDA graph"
@@ -111,6 +115,7 @@ class StackedEngine(ReferenceEngine):
 
     def data_changed(self, parties: Sequence[int] | None = None) -> None:
         self.programs.clear()  # recordings read the samples at their old place
+        self.traces.clear()
 
     def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         if not isinstance(unwrap(op)[1], LocalSolver):
@@ -269,7 +274,7 @@ class StackedEngine(ReferenceEngine):
                     (m.party, base.train(self.party(m.party, m.in_round(round)), m.payload, m.memory, chain.alone))
                     for m in original
                 ]
-            if (self.records or self.width(solver) > 1) and self._stackable():
+            if self.apart or ((self.records or self.width(solver) > 1) and self._stackable()):
                 records = self.records and type(solver) not in self._unrecorded
                 stack = Stack(self, solvers, members, round)
                 alike = records and gpu.repeats(stack)
@@ -398,7 +403,7 @@ def merge(blocks: list[Block]) -> Block:
         return {name: torch.cat([t[name] for t in trees]).index_select(0, index.to(trees[0][name].device))
                 for name in trees[0]}  # fmt: skip
 
-    def items(lists: list[list[Any]]) -> list[Any]:
+    def items(lists: list[Sequence[Any]]) -> list[Any]:
         flat = [value for part in lists for value in part]
         return [flat[k] for k in order]
 

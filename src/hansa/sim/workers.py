@@ -253,7 +253,7 @@ class WorkersEngine(ReferenceEngine):
         parties = [member.party for member in members if member.party in row]
         places = [row[party] for party in parties]
         weights = [stack["weights"][k] for stack, k in places]
-        metrics = {name: [stack["metrics"][name][k] for stack, k in places] for name in names}
+        metrics: dict[str, Any] = {name: [stack["metrics"][name][k] for stack, k in places] for name in names}
         tensors, maxima, memory = (view(part) for part in layouts[0])
         yield Block(Replies(parties, tensors, weights, maxima, metrics), memory)
 
