@@ -33,7 +33,7 @@ rounds = 3
 
 
 def hansa(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hansa.cli", *args]
+    command = [sys.executable, "-m", "hansa", *args]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=600)
 
 

@@ -1,0 +1,3 @@
+from hansa.cli import main
+
+main()
