@@ -1,10 +1,11 @@
-"""Plot how the cost of a round grows with the cohort, the model and the population.
+"""Plot how the cost of a round grows with the cohort, the model, the population and the rounds before it.
 
-    python benchmarks/growth.py [--rounds 10] [--repeats 3] [--population FILE] [--out growth.png]
+    python benchmarks/growth.py [--rounds 10] [--repeats 3] --population FILE [--long 2000] [--out growth.png]
 
 FedAvg on random 28x28 images, 600 samples per party, one epoch, batch 32, a 2NN: the engine that `auto` chooses,
 compared with the reference engine (one party after another). `--population` takes the file that `population.py --json`
-wrote. Contestants are interleaved; a point is the median of the repeats' medians, its bar their range.
+wrote. Contestants are interleaved; a point is the median of the repeats' medians, its bar their range. The last panel
+is one long run with checkpoints: time and resident memory per hundredth of its rounds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import itertools
 import json
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from torch import nn
 import hansa
 
 PARTIES, SAMPLES, BATCH = 100, 600, 32
+LONG = 2000  # rounds of the long run
 COHORTS = (2, 5, 10, 20, 50, 100)
 WIDTHS = (10, 50, 200, 800)
 ENGINES = ("auto", "reference")
@@ -64,6 +67,29 @@ def measure(rounds: int, repeats: int) -> dict[str, Any]:
     return found
 
 
+def long_run(rounds: int) -> dict[str, list[float]]:
+    """Milliseconds per round and resident memory in MB over a long run with a folder, by hundredths of its rounds."""
+    draws = torch.Generator().manual_seed(0)
+    x, y = torch.rand(2000, 20, generator=draws), torch.randint(0, 2, (2000,), generator=draws)
+    task = hansa.Task(lambda: nn.Linear(20, 2), "cross_entropy", (x, y, np.arange(0, 2001, 20)))
+    every = max(1, rounds // 100)
+    found: dict[str, list[float]] = {"round": [], "ms": [], "mb": []}
+    began = [time.perf_counter()]
+
+    def look(_: Any) -> None:
+        if len(began) % every == 0:
+            resident = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line)
+            found["round"].append(len(began))
+            found["ms"].append(1e3 * (time.perf_counter() - began[-every]) / every)
+            found["mb"].append(int(resident.split()[1]) / 1024)
+        began.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as folder:
+        hansa.simulate(hansa.FedAvg(), task, rounds=rounds, cohort_size=10, eval_every=every, on_round=look,
+                       run_dir=Path(folder) / "run")  # fmt: skip
+    return found
+
+
 def curve(axes: Any, found: dict[str, list[float]], kind: str, values: tuple[int, ...], xs: list[float]) -> None:
     for engine, style in zip(ENGINES, ("o-", "s--"), strict=True):
         lists = [found[f"{kind} {value} {engine}"] for value in values]
@@ -76,8 +102,9 @@ def curve(axes: Any, found: dict[str, list[float]], kind: str, values: tuple[int
     axes.grid(alpha=0.3)
 
 
-def draw(found: dict[str, list[float]], population: Any, out: Path) -> None:
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13, 4), constrained_layout=True)
+def draw(found: dict[str, list[float]], population: Any, long: dict[str, list[float]], out: Path) -> None:
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), constrained_layout=True)
+    left, middle, right, last = axes.flat
     curve(left, found, "cohort", COHORTS, list(map(float, COHORTS)))
     left.set(xlabel="parties per round", ylabel="ms per round", title="cohort (2NN, 199,210 parameters)")
     sizes = [float(sum(p.numel() for p in dense(width).parameters())) for width in WIDTHS]
@@ -90,6 +117,11 @@ def draw(found: dict[str, list[float]], population: Any, out: Path) -> None:
     )
     right.legend()
     right.grid(alpha=0.3)
+    last.plot(long["round"], long["ms"], label="ms per round")
+    last.plot(long["round"], long["mb"], "--", label="resident memory, MB")
+    last.set(xlabel="round", title="rounds (logistic, 10 parties per round)", yscale="log")
+    last.legend()
+    last.grid(alpha=0.3)
     figure.savefig(out, dpi=110)
 
 
@@ -97,14 +129,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--long", type=int, default=LONG, help="rounds of the long run")
     parser.add_argument("--population", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("growth.png"))
     given = parser.parse_args()
-    found = measure(given.rounds, given.repeats)
-    given.out.with_suffix(".json").write_text(json.dumps(found, indent=1))
-    draw(found, _population(json.loads(given.population.read_text())), given.out)
+    found, long = measure(given.rounds, given.repeats), long_run(given.long)
+    given.out.with_suffix(".json").write_text(json.dumps(found | {"long": long}, indent=1))
+    draw(found, _population(json.loads(given.population.read_text())), long, given.out)
     for name, times in found.items():
         print(f"{name:24s} {1e3 * statistics.median(times):9.2f} ms ({1e3 * min(times):.2f} to {1e3 * max(times):.2f})")
+    for name in ("ms", "mb"):
+        tenth = max(1, len(long[name]) // 10)
+        early, late = statistics.median(long[name][:tenth]), statistics.median(long[name][-tenth:])
+        print(f"long run, {name}: {early:.2f} in the first tenth, {late:.2f} in the last")
 
 
 def _population(body: Any) -> dict[str, list[dict[str, float]]]:
