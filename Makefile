@@ -114,7 +114,7 @@ test-all: lint
 
 test-gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu needs an NVIDIA GPU that PyTorch can use; torch.cuda.is_available() is False here.")'
-	@$(BIN)/python -m pytest tests/sim/test_gpu.py tests/adversary/test_attacked_runs.py tests/matching/test_matched_layers.py -m "" -k "gpu or cuda"
+	@$(BIN)/python -m pytest tests/sim/test_gpu.py tests/adversary/test_attacked_runs.py tests/matching/test_matched_layers.py tests/cluster/test_ray_gpus.py -m "" -k "gpu or cuda"
 
 lint: $(READY)
 	@echo "==> ruff"

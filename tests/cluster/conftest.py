@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ class LocalCluster:
         alive = [node for node in self._cluster.list_all_nodes()[1:] if node.remaining_processes_alive()]
         for _ in range(machines - len(alive)):
             self._cluster.add_node(num_cpus=1, object_store_memory=STORE)
+
+    @contextmanager
+    def cards(self, count: int) -> Iterator[None]:
+        """Add a machine with 8 CPUs and so many GPUs, which do not exist: Ray believes what it is told."""
+        node = self._cluster.add_node(num_cpus=8, num_gpus=count, object_store_memory=STORE)
+        try:
+            yield
+        finally:
+            self._cluster.remove_node(node)
 
     def close(self) -> None:
         self._cluster.shutdown()

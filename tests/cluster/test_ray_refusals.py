@@ -37,6 +37,8 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("fields", "message"),
     [({"actors": 0}, "actors must be at least 1"), ({"cpus": 0.0}, "cpus must lie in"),
+     ({"gpus": 2.0}, r"gpus must lie in 0.0001..1, got 2.0; an actor trains on one card"), ({"gpus": 0.0}, "gpus must"),
+     ({"gpus": 0.5}, r"gpus is 0.5, and run.device is 'cpu'; set run.device = 'cuda'"),
      ({"address": "ray://head:10001"}, "that of a Ray client"), ({"inner": "workers"}, "inner"),
      ({"nodes": 3}, "unknown field 'nodes'")],
 )  # fmt: skip
@@ -118,17 +120,6 @@ def test_a_model_that_cannot_be_sent_is_named(engine: Any) -> None:
 
     with pytest.raises(ConfigError, match=r"cannot be sent to other machines .*define them as functions of a module"):
         run(engine, model=held)
-
-
-@pytest.mark.slow
-def test_a_gpu_of_the_driver_is_refused(engine: Any) -> None:
-    from hansa.cluster.engine import started
-    from hansa.core.objective import Objective
-    from hansa.sim.engine import EngineInputs
-
-    objective = Objective(None, "mse", 0, "meta")
-    with pytest.raises(ConfigError, match="its actors train on CPUs"):
-        started(engine, EngineInputs(objective, task().holdings(Objective(task().model, "mse", 0)), 0))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,13 @@ def versions() -> dict[str, str]:
     return {"Python": platform.python_version(), "torch": torch.__version__, "hansa": own}
 
 
+def card(device: str) -> dict[str, str | None] | None:
+    """The GPU and the version of CUDA on which the bits of a run depend; None if torch cannot use a GPU."""
+    if device == "cpu":
+        return {}
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if torch.cuda.is_available() else None
+
+
 @dataclass
 class ModelRecipe:
     """How an actor makes an objective: from the same function and seed as the driver, so with the same numbers."""
@@ -51,10 +58,17 @@ class ModelRecipe:
     def of(cls, objective: Objective) -> ModelRecipe:
         return cls(objective.make, objective.loss, objective.seed, objective.bf16)
 
-    def objective(self, weighting: Weighting | None) -> Objective:
-        out = Objective(self.make, self.loss, self.seed, bf16=self.bf16)
+    def objective(self, weighting: Weighting | None, device: str) -> Objective:
+        out = Objective(self.make, self.loss, self.seed, device, self.bf16)
         out.weighting = weighting
         return out
+
+
+class StackSetting(NamedTuple):
+    """What the driver decides about stacks, so that all actors do the same."""
+
+    pads: bool
+    compiles: bool
 
 
 @dataclass
@@ -67,8 +81,10 @@ class Setting:
     weighting: Weighting | None
     placed: PlacedHoldings
     seed: int
-    stacks: bool  # whether the inner engine is the stacked one
+    stack: StackSetting | None  # None: the inner engine is the reference
     precision: str  # of float32 matrix products
+    device: str  # "cpu", or "cuda": the card that Ray shows the actor
+    whole: bool  # whether the actor copies all samples to its device, once
 
 
 def digests(objective: Objective, models: PartyModels | None) -> dict[str, str]:
@@ -90,28 +106,38 @@ class Trainer(ColumnHolder):
         super().__init__()
         self._ray = ray
         sys.path += [folder for folder in path if folder not in sys.path]
-        set_deterministic(True)
 
     def hold(self, reference: list[Any]) -> dict[str, Any]:
         """Take the models and the parties' samples of a `Setting`, by its reference; earlier ones are forgotten.
 
-        Returns where the actor runs, with which versions, and digests of its models' initial numbers.
+        Returns where the actor runs, with which versions and GPU, and digests of its models' initial numbers. Without
+        a GPU that it should have, the actor does nothing.
         """
         setting: Setting = self._ray.get(reference[0])
+        said = {"node": self._ray.get_runtime_context().get_node_id(), "versions": versions(),
+                "card": card(setting.device)}  # fmt: skip
+        if said["card"] is None:
+            return said
+        self._device = setting.device
+        set_deterministic(setting.device == "cpu")  # as `core.determinism.deterministic` does
         torch.set_float32_matmul_precision(setting.precision)
         self._ask, self._sum = -1, ReplySum()
         self._columns = {}
         self._op: Op | None = None
         self._shared: dict[str, Any] = {}
-        objective = setting.recipe.objective(setting.weighting)
-        holdings = setting.placed.holdings(self._ray)
+        self._engine: ReferenceEngine | None = None  # frees earlier samples before new ones take memory
+        objective = setting.recipe.objective(setting.weighting, setting.device)
+        holdings = setting.placed.holdings(self._ray, setting.device, setting.whole)
         if setting.models:
-            models = {name: recipe.objective(setting.weighting) for name, recipe in setting.models.items()}
+            models = {name: each.objective(setting.weighting, setting.device) for name, each in setting.models.items()}
             holdings.models = PartyModels(models, setting.turn)
-        inner = StackedEngine if setting.stacks else ReferenceEngine
-        self._engine = inner(objective, holdings, setting.seed)
-        node = self._ray.get_runtime_context().get_node_id()
-        return {"node": node, "versions": versions(), "models": digests(objective, holdings.models)}
+        if setting.stack is None:
+            self._engine = ReferenceEngine(objective, holdings, setting.seed)
+        else:
+            self._engine = stacked = StackedEngine(objective, holdings, setting.seed)
+            stacked.look()
+            stacked.pads, stacked.compiles = setting.stack
+        return {**said, "models": digests(objective, holdings.models)}
 
     def alive(self) -> bool:
         """An answer, by which the driver sees that the actor was not lost."""
@@ -178,16 +204,18 @@ class Trainer(ColumnHolder):
     def _begin(self, common: dict[str, Any], parties: list[int], own: Any) -> tuple[Op, list[PartyWork]]:
         torch.set_num_threads(1)  # it holds for the calling thread, which Ray chooses
         if common["ask"] != self._ask:
-            self._ask, self._op, self._shared = common["ask"], common["op"], unpack(common["payload"])
+            self._ask, self._op = common["ask"], common["op"]
+            self._shared = unpack(common["payload"], self._device)
             self._sum = ReplySum(common["uniform"])
         assert self._op is not None
         members = []
         for party, (memory, payload, round) in zip(parties, own, strict=True):
-            payload = {**self._shared, **unpack(payload)} if payload else self._shared
-            members.append(PartyWork(party, payload, unpack(memory), round))
+            payload = {**self._shared, **unpack(payload, self._device)} if payload else self._shared
+            members.append(PartyWork(party, payload, unpack(memory, self._device), round))
         return self._op, members
 
     def _work(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+        assert self._engine is not None
         if isinstance(self._engine, StackedEngine) and isinstance(unwrap(op)[1], LocalSolver):
             return self._engine.work(op, members, round)
         return self._engine.blocks(op, members, round)

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from hansa.core.errors import ConfigError
@@ -21,7 +22,7 @@ def import_ray() -> Any:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(f"{WHERE}: Ray is not installed; install the extra: pip install 'hansa[ray]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers
-    # Ray 2 warns that a later version will let tasks without GPUs see them; no actor here asks for any.
+    # Ray 2 warns that a later version will let tasks without GPUs see them; actors that train on CPUs use none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # A local cluster's actors would have the niceness 15; they should run as worker processes do.
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -52,15 +53,20 @@ class RayConnection:
         except Exception as error:  # Ray raises many kinds
             raise ConfigError(f"{WHERE}: {_reason(error, address)}") from None
 
-    def room(self, actors: int | None, cpus: float) -> int:
+    def room(self, actors: int | None, cpus: float, gpus: float = 0.0) -> int:
         """The number of actors for which the cluster has room; a ConfigError if it is too small."""
         machines = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        fit = sum(int(machine.get("CPU", 0) // cpus) for machine in machines)
+        fit = sum(fitting(machine, cpus, gpus) for machine in machines)
         if fit < (actors or 1):
-            have = sum(machine.get("CPU", 0) for machine in machines)
+            have = {name: sum(machine.get(name, 0) for machine in machines) for name in ("CPU", "GPU")}
+            each, all_ = f"{cpus:g} CPUs", f"{have['CPU']:g} CPUs"
+            advice = "lower actors or cpus, or add machines"
+            if gpus:
+                each, all_ = f"{each} and {gpus:g} GPUs", f"{all_} and {have['GPU']:g} GPUs"
+                advice = "lower actors, cpus or gpus, add machines, or set run.device = 'cpu'"
             raise ConfigError(
-                f"{WHERE}: {actors or 1} actors of {cpus:g} CPUs each do not fit the cluster, which has {have:g} CPUs "
-                f"on {len(machines)} machines; lower actors or cpus, or add machines"
+                f"{WHERE}: {actors or 1} actors of {each} each do not fit the cluster, which has {all_} on "
+                f"{len(machines)} machines; {advice}"
             )
         return actors or fit
 
@@ -68,6 +74,17 @@ class RayConnection:
         """Disconnect, and stop a local cluster."""
         if self._own and self.ray.is_initialized():
             self.ray.shutdown()
+
+
+def fitting(machine: Mapping[str, float], cpus: float, gpus: float) -> int:
+    """The number of actors for which a machine has room. Ray gives an actor a share of one card, not of several."""
+    fit = shares(machine.get("CPU", 0), cpus)
+    return min(fit, int(machine.get("GPU", 0)) * shares(1, gpus)) if gpus else fit
+
+
+def shares(whole: float, part: float) -> int:
+    """How many parts the whole has room for; Ray counts ten thousandths."""
+    return round(whole * 1e4) // max(1, round(part * 1e4))
 
 
 def _check_answers(address: str) -> None:

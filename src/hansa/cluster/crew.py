@@ -19,7 +19,8 @@ PATIENCE = 300.0  # seconds in which an actor must start, if no other one is lef
 PAUSE = 5.0  # seconds after which the driver looks for new actors, though no chunk was finished
 LOSSES = 4  # lost actors after which the chunk that they were training is blamed
 
-_spare: dict[float, list[Any]] | None = None  # actors between runs, by their CPUs; None outside `kept_actors`
+# actors between runs, by their CPUs and GPUs; None outside `kept_actors`
+_spare: dict[tuple[float, float], list[Any]] | None = None
 
 
 @contextmanager
@@ -44,14 +45,15 @@ def kept_actors(engine: Ray) -> Iterator[None]:
 class Crew:
     """Actors that train. `check` raises an error if a new actor, by what it says about itself, does not fit."""
 
-    def __init__(self, ray: Any, size: int, cpus: float, setting: Any, check: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, ray: Any, size: int, cpus: float, gpus: float, setting: Any,
+                 check: Callable[[dict[str, Any]], None]) -> None:  # fmt: skip
         self._ray, self._check, self._setting = ray, check, setting
-        self._make = ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0,
+        self._make = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0,
                                 concurrency_groups={"columns": 1})(Trainer)  # fmt: skip
         self.nodes: dict[Any, str] = {}  # the machine of each actor that is ready
         self._starting: dict[Any, Any] = {}  # actors by the reference of their first answer
-        self._cpus, self._failures = cpus, 0
-        spare = (_spare or {}).pop(cpus, [])
+        self._share, self._failures = (cpus, gpus), 0
+        spare = (_spare or {}).pop(self._share, [])
         for actor in spare[:size]:
             self._prepare(actor)
         for actor in spare[size:]:
@@ -142,7 +144,7 @@ class Crew:
 
     def close(self) -> None:
         if _spare is not None:
-            _spare.setdefault(self._cpus, []).extend(self.nodes)
+            _spare.setdefault(self._share, []).extend(self.nodes)
         for actor in [*(self.nodes if _spare is None else ()), *self._starting.values()]:
             self._ray.kill(actor)
         self.nodes, self._starting = {}, {}

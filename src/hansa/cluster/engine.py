@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from hansa.cluster.actor import ModelRecipe, Setting, digests, partial_reply, versions
+from hansa.cluster.actor import ModelRecipe, Setting, StackSetting, digests, partial_reply, versions
 from hansa.cluster.connection import WHERE, RayConnection
 from hansa.cluster.crew import Crew, CrewWork
 from hansa.cluster.engines import Ray
@@ -26,39 +26,49 @@ from hansa.core.op import Op, Replies, Reply, unwrap
 from hansa.core.placed import PlacedReply, large_vectors
 from hansa.core.reply_checks import Rules
 from hansa.local.solver import LocalSolver
-from hansa.sim.choice import single
+from hansa.sim.choice import compiles, single
 from hansa.sim.engine import Block, EngineInputs, Outcome, PartyWork, ReferenceEngine, SummedBlock
 from hansa.sim.stacked import StackedEngine, in_order
 from hansa.sim.workers import ERRORS, WAVES, common_names
 
 TOGETHER = 64  # parties per chunk at most, of ops that do not train, where each party answers alone
+CARD = "cuda"  # the device of an actor with a GPU: Ray shows it no other card
 
 
 def started(engine: Ray, inputs: EngineInputs) -> ReferenceEngine:
-    """The running engine; in one process for a run beside others."""
-    if inputs.objective.device.type != "cpu":
-        raise ConfigError(f"{WHERE}: its actors train on CPUs; leave run.device out, or use another engine for a GPU")
+    """The running engine; in one process, on the CPU, for a run beside others."""
+    if inputs.device not in ("cpu", "cuda"):
+        raise ConfigError(f"run.device is {inputs.device!r}, and Ray chooses the cards of its actors; use 'cuda'")
+    if inputs.device == "cpu" and engine.gpus is not None:
+        raise ConfigError(f"{WHERE}: gpus is {engine.gpus:g}, and run.device is 'cpu'; set run.device = 'cuda'")
     if inputs.holdings.layout is not None:
         raise ConfigError(
             f"{WHERE} is for parties with the same columns, and these hold different ones; use 'auto' or 'reference'"
         )
     stacks = engine.inner == "stacked" and inputs.holdings.models is None and inputs.holdings.augment is None
     inner: ReferenceEngine = single(inputs)
+    device = "cpu" if inputs.device == "cpu" or inputs.alone else CARD
     if stacks and inputs.objective.module is not None:
-        inner = StackedEngine(inputs.objective, inputs.holdings, inputs.seed)
+        inner = StackedEngine(inputs.objective, inputs.holdings, inputs.seed, device_type=device)
         inner.lanes = int(inputs.before.get("lanes", inner.lanes))
-    return inner if inputs.alone else RayEngine(engine, inner)
+        inner.compiles = compiles(inner, inputs)
+    gpus = 0.0 if inputs.device == "cpu" else engine.gpus or 1.0
+    return inner if inputs.alone else RayEngine(engine, inner, device, gpus)
 
 
 class RayEngine(ReferenceEngine):
-    """Distribute an engine's work over actors of a cluster. Call `close` at the end."""
+    """Distribute an engine's work over actors of a cluster, which train on `device`. Call `close` at the end.
+
+    Model, samples and memories of the driver are on its CPU. Messages have arrays of the CPU.
+    """
 
     sums: ClassVar[bool] = True
     places: ClassVar[bool] = True
 
-    def __init__(self, settings: Ray, inner: ReferenceEngine) -> None:
+    def __init__(self, settings: Ray, inner: ReferenceEngine, device: str = "cpu", gpus: float = 0.0) -> None:
         super().__init__(inner.objective, inner.holdings, inner.seed)
-        self.inner, self.settings = inner, settings
+        self.inner, self.settings, self._device, self._gpus = inner, settings, device, gpus
+        self._card: dict[str, Any] | None = None  # of the first actor
         self.connection = RayConnection(settings.address, settings.actors, settings.cpus)
         self.ray = self.connection.ray
         self._crew: Crew | None = None
@@ -68,7 +78,7 @@ class RayEngine(ReferenceEngine):
         self.data = 0  # how often the data have changed
         self.dropped: list[str] = []  # keys of columns that nobody uses any more
         try:
-            self.count = self.connection.room(settings.actors, settings.cpus)
+            self.count = self.connection.room(settings.actors, settings.cpus, gpus)
         except BaseException:
             self.close()
             raise
@@ -84,10 +94,15 @@ class RayEngine(ReferenceEngine):
         return self.inner.ahead if stacks else WAVES * self.count
 
     def plan(self) -> dict[str, Any]:
-        return self.inner.plan()  # the same bits, so the same plan
+        plan = self.inner.plan()  # on CPUs the same bits, so the same plan
+        if self._gpus:
+            self._ready()  # actors say which card they have
+            plan |= {**(self._card or {}), "driver": "cpu"}
+        return plan
 
     def why(self) -> str:
-        return f"{self.count} actors on a Ray cluster, {self.inner.why()}"
+        cards = f" with {self._gpus:g} GPUs each" if self._gpus else ""
+        return f"{self.count} actors{cards} on a Ray cluster, {self.inner.why()}"
 
     def data_changed(self, parties: Sequence[int] | None = None) -> None:
         self._stale = True
@@ -237,7 +252,7 @@ class RayEngine(ReferenceEngine):
             self._placed = PlacedHoldings(self.ray, self.holdings)
             setting = self._setting(self._placed)
             if self._crew is None:
-                self._crew = Crew(self.ray, self.count, self.settings.cpus, setting, self._fits)
+                self._crew = Crew(self.ray, self.count, self.settings.cpus, self._gpus, setting, self._fits)
             else:
                 self._crew.give(setting)
             self._stale = False
@@ -245,13 +260,16 @@ class RayEngine(ReferenceEngine):
 
     def _setting(self, placed: PlacedHoldings) -> Any:
         """The setting of the actors, in the object store."""
-        models = self.holdings.models
-        stacks = isinstance(self.inner, StackedEngine)
+        models, stack = self.holdings.models, None
+        if isinstance(self.inner, StackedEngine):
+            self.inner.look()
+            stack = StackSetting(self.inner.pads, self.inner.compiles)
         setting = Setting(
             ModelRecipe.of(self.objective),
             {} if models is None else {name: ModelRecipe.of(each) for name, each in models.objectives.items()},
             () if models is None else models.turn,
-            self.objective.weighting, placed, self.seed, stacks, torch.get_float32_matmul_precision(),
+            self.objective.weighting, placed, self.seed, stack, torch.get_float32_matmul_precision(), self._device,
+            bool(self._gpus),
         )  # fmt: skip
         try:
             return self.ray.put(setting)
@@ -263,7 +281,7 @@ class RayEngine(ReferenceEngine):
             ) from None
 
     def _fits(self, said: dict[str, Any]) -> None:
-        """Refuse an actor with other versions, or with another model."""
+        """Refuse an actor with other versions, without a GPU or with another one, or with another model."""
         here = versions()
         other = [f"{name} {said['versions'].get(name)} instead of {here[name]}" for name in here
                  if said["versions"].get(name) != here[name]]  # fmt: skip
@@ -271,6 +289,17 @@ class RayEngine(ReferenceEngine):
             raise ConfigError(
                 f"{WHERE}: the machine {said['node'][:8]} of the cluster has {', '.join(other)}; install the same "
                 "versions on all machines"
+            )
+        if said["card"] is None:
+            raise ConfigError(
+                f"{WHERE}: Ray gave an actor a GPU on the machine {said['node'][:8]}, and torch cannot use it there; "
+                "install a torch with CUDA, or set run.device = 'cpu'"
+            )
+        self._card = said["card"] if self._card is None else self._card
+        if said["card"] != self._card:
+            raise ConfigError(
+                f"{WHERE}: the machine {said['node'][:8]} of the cluster has {_text(said['card'])}, and another one "
+                f"{_text(self._card)}; the numbers would depend on the machine, so use machines with the same GPU"
             )
         if said["models"] != digests(self.objective, self.holdings.models):
             raise ConfigError(
@@ -284,6 +313,10 @@ class RayEngine(ReferenceEngine):
         if failed:  # all results are in, so the named party does not depend on timing
             first = min(failed, key=lambda result: result["party"])
             raise ERRORS.get(first["kind"], PartyError)(first["error"])
+
+
+def _text(card: dict[str, Any]) -> str:
+    return f"{card.get('gpu')} with CUDA {card.get('cuda')}"
 
 
 def _block(tree: dict[str, Any]) -> Block:

@@ -1,7 +1,7 @@
 """Placement of the parties' samples: features lie in the cluster's object store, in blocks of consecutive rows.
 
 The driver puts each block into the store once. The first actor of a machine that needs a block brings it there, and
-all actors of the machine read that one copy.
+all actors of the machine read that one copy. An actor with a GPU copies all blocks to its card, once.
 """
 
 from __future__ import annotations
@@ -43,16 +43,26 @@ class Placed:
     def __init__(self, ray: Any, x: Features) -> None:
         row = max(1, torch.Size(x.shape[1:]).numel() * x.dtype.itemsize)
         self.rows, self.shape, self.dtype = max(1, BLOCK // row), tuple(x.shape), x.dtype
+        self.in_memory = isinstance(x, Tensor)
         self.refs = [ray.put(packed(x[at : at + self.rows])) for at in range(0, max(1, len(x)), self.rows)]
 
-    def features(self, ray: Any) -> Features:
-        """The features at an actor: a tensor if they are one block, otherwise rows that are fetched block by block."""
+    def features(self, ray: Any, device: str = "cpu", whole: bool = False) -> Features:
+        """The features at an actor, on its device.
+
+        A tensor if they are one block, otherwise rows that are fetched block by block. With `whole`, also a tensor if
+        they were one in the driver.
+        """
         if len(self.refs) == 1:
             block: PackedTensor = ray.get(self.refs[0])
-            return block.tensor()
+            return block.tensor(device)
+        if whole and self.in_memory:
+            out = torch.empty(self.shape, dtype=self.dtype, device=device)
+            for number, ref in enumerate(self.refs):  # one block at a time, so that the machine holds one copy
+                out[number * self.rows : (number + 1) * self.rows] = ray.get(ref).tensor()
+            return out
         sizes = [min(self.rows, self.shape[0] - at) for at in range(0, self.shape[0], self.rows)]
         return StoredRows([BlockRows(ray, ref, (size, *self.shape[1:]), self.dtype)
-                           for ref, size in zip(self.refs, sizes, strict=True)])  # fmt: skip
+                           for ref, size in zip(self.refs, sizes, strict=True)], device=device)  # fmt: skip
 
     def block(self, row: int) -> int:
         """The number of the block of a row."""
@@ -71,12 +81,13 @@ class PlacedShards:
         self._y = ray.put(packed(shards.y))
         self._weights = None if shards.weights is None else ray.put(packed(shards.weights))
 
-    def shards(self, ray: Any) -> PartyShards:
-        """The samples at an actor."""
+    def shards(self, ray: Any, device: str, whole: bool) -> PartyShards:
+        """The samples at an actor; see `Placed.features`."""
         out = copy.copy(self._light)
-        out.x, out.before = self.x.features(ray), None if self.before is None else self.before.features(ray)
-        out.y = ray.get(self._y).tensor()
-        out.weights = None if self._weights is None else ray.get(self._weights).tensor()
+        out.x = self.x.features(ray, device, whole)
+        out.before = None if self.before is None else self.before.features(ray, device, whole)
+        out.y = ray.get(self._y).tensor(device)
+        out.weights = None if self._weights is None else ray.get(self._weights).tensor(device)
         return out
 
 
@@ -92,10 +103,11 @@ class PlacedHoldings:
         self._light.train = self._light.tests = self._light.test = None  # type: ignore[assignment]
         self._light.trusted = self._light.public = self._light.models = None
 
-    def holdings(self, ray: Any) -> Holdings:
-        """The holdings at an actor, without the models of the parties."""
+    def holdings(self, ray: Any, device: str = "cpu", whole: bool = False) -> Holdings:
+        """The holdings at an actor, without the models of the parties; see `Placed.features`."""
         out = copy.copy(self._light)
-        out.train, out.tests = self.train.shards(ray), None if self._tests is None else self._tests.shards(ray)
+        out.train = self.train.shards(ray, device, whole)
+        out.tests = None if self._tests is None else self._tests.shards(ray, device, whole)
         if self._public is not None:
-            out.public = PublicSamples(*(None if t is None else t.tensor() for t in self._public))  # type: ignore[arg-type]
+            out.public = PublicSamples(*(None if t is None else t.tensor(device) for t in self._public))  # type: ignore[arg-type]
         return out

@@ -15,10 +15,10 @@ class PackedTensor(NamedTuple):
     array: np.ndarray[Any, Any]
     half: bool = False
 
-    def tensor(self) -> Tensor:
-        """The tensor, copied: arrays of Ray's object store cannot be written."""
+    def tensor(self, device: str = "cpu") -> Tensor:
+        """The tensor on a device, copied: arrays of Ray's object store cannot be written."""
         tensor = torch.from_numpy(np.array(self.array))
-        return tensor.view(torch.bfloat16) if self.half else tensor
+        return (tensor.view(torch.bfloat16) if self.half else tensor).to(device)
 
 
 def packed(tensor: Tensor) -> PackedTensor:
@@ -39,12 +39,12 @@ def pack(tree: Any) -> Any:
     return tree
 
 
-def unpack(tree: Any) -> Any:
-    """The tree of `pack`, with tensors."""
+def unpack(tree: Any, device: str = "cpu") -> Any:
+    """The tree of `pack`, with tensors on a device."""
     if isinstance(tree, PackedTensor):
-        return tree.tensor()
+        return tree.tensor(device)
     if isinstance(tree, dict):
-        return {name: unpack(value) for name, value in tree.items()}
+        return {name: unpack(value, device) for name, value in tree.items()}
     if isinstance(tree, (list, tuple)) and any(isinstance(value, (PackedTensor, dict, list, tuple)) for value in tree):
-        return type(tree)([unpack(value) for value in tree])
+        return type(tree)([unpack(value, device) for value in tree])
     return tree

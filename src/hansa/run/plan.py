@@ -31,7 +31,8 @@ def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
     """The software and hardware that the bits of a run depend on."""
     models = engine.holdings.models
     base = engine.objective.base if models is None else models.bases
-    card = {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda} if device.startswith("cuda") else {}
+    here = engine.objective.device  # an engine on other machines names their cards itself
+    card = {"gpu": torch.cuda.get_device_name(here), "cuda": torch.version.cuda} if here.type == "cuda" else {}
     return {
         "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "device": device,
         "numerics": NUMERICS, **card, **engine.plan(), **({"frozen": base} if base else {}),

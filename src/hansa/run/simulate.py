@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,10 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     check_drift(drifting, run, task.ids is not None, task.pooled, task.prepare)
     unprepared = task.prepare is None
     trackers, called = find_trackers(track, run_dir if resume else None), checked(callbacks)
-    with deterministic(run.device), matrix_products(run.precision):
+    device = run.engine.driver_device(run.device)
+    with deterministic(device), matrix_products(run.precision), ExitStack() as opened:
         task, prepared = prepare_table(algorithm, task, run, protection, protocol)
-        objective = Objective(task.model, task.loss, run.seed, run.device, run.precision == "bf16")
+        objective = Objective(task.model, task.loss, run.seed, device, run.precision == "bf16")
         holdings = task.holdings(objective)
         folder = RunFolder(run_dir) if run_dir is not None else None
         recorder = Recorder(folder, trackers, run.rounds, progress, on_round)
@@ -83,7 +84,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
         groups, secure = adversaries(adversary), (protocol or protection.secure) is not None
         band = _poison(groups, algorithm, holdings, run, secure, recorder.path) if groups else None
         before = folder.experiment()["plan"] if folder is not None and resume else {}
-        engine = _engine(algorithm, objective, holdings, run, before, alone)
+        engine = opened.enter_context(closing(_engine(algorithm, objective, holdings, run, before, alone)))
         clock, forging = run.clock(holdings), band if band is not None and band.forges else None
         clock.now += prepared.seconds if prepared is not None else 0.0
         course = Course(drifting, holdings, run.seed, not unprepared) if drifting else None
@@ -110,7 +111,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
                 return reason_to_stop(called, line, so_far)
 
             training.called = after
-        with recorder.recording(record, counts, resume, force), closing(engine):
+        with recorder.recording(record, counts, resume, force):
             return _train(training, runtime, recorder, record, called)
 
 
@@ -181,20 +182,21 @@ def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resu
         )
     if force and not resume:
         raise ConfigError("force=True applies to a resumed run only; give resume=True too, or leave it out")
-    _check_device(run.device, run.precision)
+    _check_device(run)
     for name in run.baselines:
         baseline(name, algorithm)
     return run, protection
 
 
-def _check_device(device: str, precision: str) -> None:
+def _check_device(run: Run) -> None:
+    device = run.device
     try:
         kind = torch.device(device).type
     except RuntimeError:
         raise ConfigError(f"run.device: unknown device {device!r}; use 'cpu', 'cuda' or 'cuda:N'") from None
-    if kind == "cuda" and not torch.cuda.is_available():
+    if torch.device(run.engine.driver_device(device)).type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("run.device: 'cuda' needs a GPU, and this machine has no usable one; use 'cpu'")
-    if precision == "tf32" and kind != "cuda":
+    if run.precision == "tf32" and kind != "cuda":
         raise ConfigError("run.precision: 'tf32' needs a GPU; on a CPU use 'float32' or 'bf16'")
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"run.device: {device!r} is not supported; use 'cpu' or 'cuda'")
@@ -227,7 +229,7 @@ def _engine(algorithm: Algorithm, objective: Objective, holdings: Holdings, run:
     """The engine of a run; `before` is the plan of a run that is resumed, which decides the engine."""
     solver = algorithm.parts().local
     work = RunSize(run.rounds, run.size(len(holdings)), solver) if isinstance(solver, LocalSolver) else None
-    engine = run.engine.start(EngineInputs(objective, holdings, run.seed, work, before, alone, run.compile))
+    engine = run.engine.start(EngineInputs(objective, holdings, run.seed, work, before, alone, run.compile, run.device))
     log.info("engine %s: %s", engine.name, engine.why())
     return engine
 

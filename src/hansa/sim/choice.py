@@ -71,14 +71,19 @@ def _stacked(inputs: EngineInputs) -> StackedEngine:
     engine = StackedEngine(inputs.objective, inputs.holdings, inputs.seed)
     if inputs.alone or inputs.before.get("lanes") == 1:
         engine.lanes = 1
-    long = inputs.work is not None and inputs.work.steps(inputs.holdings, engine.chunk) >= COMPILED_STEPS
-    long = inputs.before.get("compiled", long)
-    engine.compiles = engine.records and (inputs.compile == "on" or (inputs.compile == "auto" and long))
+    engine.compiles = compiles(engine, inputs)
     if engine.records and inputs.before:
         engine.apart = inputs.before.get("apart", False)
     elif engine.records and inputs.work is not None and inputs.objective.module is not None:
         engine.apart = faster_apart(engine, inputs.work)
     return engine
+
+
+def compiles(engine: StackedEngine, inputs: EngineInputs) -> bool:
+    """Whether recorded steps are compiled: as `run.compile` says, or if the run is long enough."""
+    long = inputs.work is not None and inputs.work.steps(inputs.holdings, engine.chunk) >= COMPILED_STEPS
+    long = inputs.before.get("compiled", long)
+    return engine.records and (inputs.compile == "on" or (inputs.compile == "auto" and long))
 
 
 def _spread(engine: ReferenceEngine, inputs: EngineInputs) -> ReferenceEngine:

@@ -79,7 +79,8 @@ class EngineInputs:
 
     `holdings` are the parties' samples; the engine must read them again after `data_changed`. `work` is the size of the
     run, if its parties train. `before` is the plan of the run that is resumed. A run that is `alone` should use one
-    process, because others run beside it. `compile` is `run.compile`.
+    process, because others run beside it. `compile` is `run.compile`. `device` is `run.device`, on which the parties
+    train; objective and holdings are on that of `Engine.driver_device`.
     """
 
     objective: Objective
@@ -89,12 +90,17 @@ class EngineInputs:
     before: Mapping[str, Any] = field(default_factory=dict)
     alone: bool = False
     compile: str = "auto"
+    device: str = "cpu"
 
 
 class Engine(Part):
     """Base of the registered engines. Subclasses are frozen dataclasses; their fields are settings of `run.engine`."""
 
     kind: ClassVar[str] = "engine"
+
+    def driver_device(self, device: str) -> str:
+        """The device of the model and the samples in this process, if the parties train on `device`."""
+        return device
 
     def start(self, inputs: EngineInputs) -> ReferenceEngine:
         """The running engine of one run. A ConfigError if the engine cannot work here."""

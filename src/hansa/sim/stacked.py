@@ -47,10 +47,13 @@ class StackedEngine(ReferenceEngine):
 
     name = "stacked"
 
-    def __init__(self, objective: Objective, holdings: Holdings, seed: int, chunk: int | None = None) -> None:
+    def __init__(self, objective: Objective, holdings: Holdings, seed: int, chunk: int | None = None,
+                 device_type: str | None = None) -> None:  # fmt: skip
+        """`device_type` is "cpu" or "cuda", for which to make chunks; by default that of the objective."""
         super().__init__(objective, holdings, seed)
         size = max(1, objective.spec.dim * objective.dtype.itemsize)
-        on_cpu = objective.device.type == "cpu"
+        self.device_type = device_type or objective.device.type
+        on_cpu = self.device_type == "cpu"
         self.chunk = chunk or max(1, min(WIDEST, CACHE // size) if on_cpu else min(WIDEST, 2**32 // (8 * size)))
         self.lanes = cores() if on_cpu else 1  # equal chunks, one per worker process
         self.window = max(BLOCK, min(32 * BLOCK, ROOM // size // BLOCK * BLOCK))  # parties arranged together
@@ -58,7 +61,7 @@ class StackedEngine(ReferenceEngine):
             self.chunk = 1  # a CPU does not stack convolutions well
         self._fixed_chunk = chunk
         # a recording reads samples of the GPU's memory; others are read batch by batch
-        self.records = objective.device.type == "cuda" and isinstance(holdings.train.x, Tensor)
+        self.records = self.device_type == "cuda" and isinstance(holdings.train.x, Tensor)
         self.compiles = False
         self.apart = False  # whether a recording trains each party on a stream of its own (`sim.gpu`)
         self._unrecorded: set[type] = set()
@@ -102,7 +105,7 @@ class StackedEngine(ReferenceEngine):
             self._looked = True
             train = self.holdings.train
             self.pads = not mixes_rows(self.objective, self.holdings)
-            if self.objective.device.type == "cpu":
+            if self.device_type == "cpu":
                 self._chain = chain_of(self.objective, train.x[:SAMPLE], train.targets[:SAMPLE])
             if self._chain is not None and not self.pads:
                 self._chain.stacks = False  # the loss or a layer mixes rows
