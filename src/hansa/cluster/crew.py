@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -18,6 +19,7 @@ log = logging.getLogger("hansa")
 PATIENCE = 300.0  # seconds in which an actor must start, if no other one is left
 PAUSE = 5.0  # seconds after which the driver looks for new actors, though no chunk was finished
 LOSSES = 4  # lost actors after which the chunk that they were training is blamed
+LOSS_ERRORS = ("RayActorError", "ObjectLostError", "WorkerCrashedError", "NodeDiedError", "LocalRayletDiedError")
 
 # actors between runs, by their CPUs and GPUs; None outside `kept_actors`
 _spare: dict[tuple[float, float], list[Any]] | None = None
@@ -91,19 +93,27 @@ class Crew:
             actor = self._starting.pop(ref)
             try:
                 said = self._ray.get(ref)
-            except self._ray.exceptions.RayTaskError as error:
-                raise ConfigError(
-                    f"run.engine (ray): an actor cannot prepare its work ({last_line(error)}); your own modules and "
-                    "files must be on every machine"
-                ) from None
-            except self._ray.exceptions.RayError as error:  # it was lost before it was ready
-                self._failures += 1
-                if self._failures >= LOSSES and not self.nodes:
-                    raise RuntimeFailure(f"run.engine (ray): no actor could start: {last_line(error)}") from None
-                self._start()
+            except self._ray.exceptions.RayError as error:
+                if not is_loss(self._ray, error):
+                    raise ConfigError(
+                        f"run.engine (ray): an actor cannot prepare its work ({last_line(error)}); your own modules "
+                        "and files must be on every machine"
+                    ) from None
+                self._ended_early(error)
                 continue
             self._check(said)
             self.nodes[actor], self._failures = said["node"], 0
+
+    def _ended_early(self, error: Exception) -> None:
+        """An actor was lost before it was ready: start another one, unless actors are lost so again and again."""
+        self._failures += 1
+        if self._failures < LOSSES:
+            self._start()
+        elif not self.nodes:
+            raise RuntimeFailure(f"run.engine (ray): no actor could start: {last_line(error)}") from None
+        else:
+            log.warning("%d Ray actors in a row were lost at their start (%s); the run goes on with %d actors",
+                        self._failures, last_line(error), len(self.nodes))  # fmt: skip
 
     def settle(self) -> None:
         """Wait until at least one actor is ready, and take in all others that are."""
@@ -166,6 +176,7 @@ class CrewWork:
         self._flying: dict[Any, tuple[Any, int]] = {}
         self._load = Counter[Any]()
         self._losses = Counter[int]()
+        self._unjoined = 0  # how often in a row partial sums were lost, though all actors answered
         self.done_by: dict[Any, list[int]] = {}
         for number in range(len(chunks)):
             self._waiting.setdefault(self._home[number], deque()).append(number)
@@ -182,9 +193,9 @@ class CrewWork:
                 actor, number = self._flying[ref]
                 try:
                     result = self._ray.get(ref)
-                except self._ray.exceptions.RayTaskError as error:
-                    raise RuntimeFailure(f"run.engine (ray): an actor failed: {last_line(error)}") from None
-                except self._ray.exceptions.RayError:
+                except self._ray.exceptions.RayError as error:
+                    if not is_loss(self._ray, error):
+                        raise RuntimeFailure(f"run.engine (ray): an actor failed: {last_line(error)}") from None
                     self.lost(actor)
                     continue
                 del self._flying[ref]
@@ -232,7 +243,7 @@ class CrewWork:
     def reduced(self, fan: int = 4) -> Any:
         """The results that actors kept, joined on the cluster in a tree of fan-in `fan`; None if an actor was lost.
 
-        Then `results` has the chunks to do again.
+        Then `results` has the chunks to do again, and `reduced` must be called again.
         """
         actors = list(self.done_by)
         level = [actor.summed.remote() for actor in actors]
@@ -245,13 +256,30 @@ class CrewWork:
                 at += fan
         try:
             return self._ray.get(level[0])
-        except self._ray.exceptions.RayError:
+        except self._ray.exceptions.RayError as error:
             gone = [actor for actor in actors if not self._crew.alive(actor)]
-            if not gone:
-                raise RuntimeFailure("run.engine (ray): the partial sums could not be joined on the cluster") from None
+            # Actors of a lost machine may answer for a moment: then the sums are joined again.
+            self._unjoined = 0 if gone else self._unjoined + 1
+            if self._unjoined >= LOSSES or not is_loss(self._ray, error):
+                raise RuntimeFailure(
+                    f"run.engine (ray): the partial sums could not be joined on the cluster: {last_line(error)}"
+                ) from None
             for actor in gone:
                 self.lost(actor)
+            if not gone:
+                time.sleep(PAUSE)
             return None
+
+
+def is_loss(ray: Any, error: Exception) -> bool:
+    """Whether an error of Ray says that an actor was lost, or a machine with an object that a call needed.
+
+    Ray raises the second as an error of the call.
+    """
+    if not isinstance(error, ray.exceptions.RayTaskError):
+        return isinstance(error, ray.exceptions.RayError)
+    kinds = (getattr(ray.exceptions, name, ()) for name in LOSS_ERRORS)
+    return any(isinstance(error.cause, kind) for kind in kinds)
 
 
 def last_line(error: BaseException) -> str:

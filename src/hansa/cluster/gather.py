@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hansa.cluster.crew import LOSSES
+from hansa.cluster.crew import LOSSES, is_loss
 from hansa.cluster.matrix import ClusterRows, ColumnStore, T, limits_of
 from hansa.cluster.trees import unpack
 from hansa.core.errors import RuntimeFailure
@@ -64,9 +64,9 @@ class UpdateGather(ColumnStore):
         while True:
             try:
                 return action()
-            except self.ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-            except self.ray.exceptions.RayError:
+            except self.ray.exceptions.RayError as error:
+                if not is_loss(self.ray, error):
+                    raise error.cause from None
                 if self._engine.data != self._data:
                     raise RuntimeFailure(
                         "run.engine (ray): an actor that held updates was lost, and the samples have changed since"
@@ -124,8 +124,8 @@ class UpdateGather(ColumnStore):
         done, rest = self.ray.wait(sent, num_returns=len(sent) - ahead)
         try:
             self.ray.get(done)
-        except self.ray.exceptions.RayTaskError as error:
-            raise RuntimeFailure(f"run.engine (ray): an actor cannot store updates: {error.cause}") from None
-        except self.ray.exceptions.RayError:
+        except self.ray.exceptions.RayError as error:
+            if not is_loss(self.ray, error):
+                raise RuntimeFailure(f"run.engine (ray): an actor cannot store updates: {error.cause}") from None
             raise LostColumns from None
         return list(rest)
