@@ -6,6 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,68 @@ def test_an_address_that_does_not_answer_is_named(short_folder: Path) -> None:
             run(Ray(address=wrong))
 
 
+@contextmanager
+def web_server() -> Iterator[str]:
+    """The address of a server that is no Ray cluster: it answers in HTTP/1.1, and closes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):  # closed at the end
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_no_cluster_is_named_at_once(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself would try for minutes."""
+    pytest.importorskip("ray", reason="Ray is not installed (make extras)")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    message = "the program that answers at {} is not the head of a Ray cluster; check the address"
+    with web_server() as address:
+        with pytest.raises(ConfigError, match=message.format(address)):
+            run(Ray(address=address))
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ConfigError, match="is not the head of a Ray cluster"):
+            run(Ray(address="auto"))
+
+
+@pytest.mark.slow
+def test_the_address_of_a_cluster_that_has_ended_is_named(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray keeps the address of the last cluster in a file, and would try to reach it for minutes."""
+    pytest.importorskip("ray", reason="Ray is not installed (make extras)")
+    from hansa.cluster import connection
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        stale = f"127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)  # no other cluster runs
+        monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda _: stale)
+        assert connection._last_cluster() == stale
+        with pytest.raises(ConfigError, match=rf"no Ray cluster answers at {stale} .*; it was the last cluster of this "
+                                              r"machine; start one \(ray start --head\)"):  # fmt: skip
+            run(Ray(address="auto"))
+
+
+@pytest.mark.slow
+def test_another_cluster_than_that_of_the_process_is_refused(cluster: Any) -> None:
+    import ray
+
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        with pytest.raises(ConfigError, match=rf"address is '127.0.0.1:9', and this process is connected to the Ray "
+                                              rf"cluster at {cluster.address}; call ray.shutdown"):  # fmt: skip
+            run(Ray(address="127.0.0.1:9"))
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+
+
 @pytest.mark.slow
 def test_a_cluster_with_too_few_resources_is_refused(engine: Any) -> None:
     with pytest.raises(ConfigError, match=r"99 actors of 1 CPUs each do not fit the cluster, which has \d CPUs on"):
@@ -110,8 +175,6 @@ def test_other_versions_and_other_models_on_a_machine_are_named(engine: Any, mon
 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_sent_is_named(engine: Any) -> None:
-    import threading
-
     lock = threading.Lock()
 
     def held() -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import logging
@@ -15,6 +16,8 @@ from hansa.sim.stacked import cores
 
 ANSWER = 10.0  # seconds in which the head of a cluster must accept a connection
 WHERE = "run.engine (ray)"
+OWN_CLUSTER = "use address = 'local'"
+SETTINGS = 4  # type of a frame of HTTP/2
 
 
 def import_ray() -> Any:
@@ -37,19 +40,32 @@ class RayConnection:
         self._own = not self.ray.is_initialized()
         if self._own:
             self._connect(address, slots, cpus)
+            return
+        here = self.ray.get_runtime_context().gcs_address
+        if address not in ("local", "auto") and not _same(address, here):
+            raise ConfigError(
+                f"{WHERE}: address is {address!r}, and this process is connected to the Ray cluster at {here}; call "
+                "ray.shutdown() first, or leave address out"
+            )
 
     def _connect(self, address: str, slots: int | None, cpus: float) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address == "auto":
+            address = os.environ.get("RAY_ADDRESS") or "auto"
         if address == "local":
             room = max(1, round((slots or cores()) * cpus))
             self.ray.init(address="local", num_cpus=room, include_dashboard=False, **quiet)
             return
-        if address == "auto":
-            address = os.environ.get("RAY_ADDRESS", "auto")
-        if address != "auto":
-            _check_answers(address)
+        advice = "check the address that `ray start --head` printed"
         try:
+            if address == "auto":
+                address = _last_cluster()
+                advice = f"it was the last cluster of this machine; start one (ray start --head), or {OWN_CLUSTER}"
+            if address != "auto":
+                _check_answers(address, advice)
             self.ray.init(address=address, **quiet)
+        except ConfigError:
+            raise
         except Exception as error:  # Ray raises many kinds
             raise ConfigError(f"{WHERE}: {_reason(error, address)}") from None
 
@@ -87,17 +103,46 @@ def shares(whole: float, part: float) -> int:
     return round(whole * 1e4) // max(1, round(part * 1e4))
 
 
-def _check_answers(address: str) -> None:
+def _last_cluster() -> str:
+    """The address that Ray finds for "auto", which a file of the last cluster may name; or "auto"."""
+    services = importlib.import_module("ray._private.services")
+    find = getattr(services, "get_ray_address_from_environment", None)  # not part of Ray's public interface
+    return "auto" if find is None else str(find("auto", None))
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two addresses HOST:PORT are the same; a loopback address may be any host."""
+    (host, _, port), (there, _, at) = one.rpartition(":"), other.rpartition(":")
+    try:
+        hosts = {socket.gethostbyname(host), socket.gethostbyname(there)}
+    except OSError:
+        return False
+    return port == at and (len(hosts) == 1 or any(address.startswith("127.") for address in hosts))
+
+
+def _check_answers(address: str, advice: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"{WHERE}: address {address!r} is not 'local', 'auto' or HOST:PORT")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER) as connection:
+            speaks = os.environ.get("RAY_USE_TLS") == "1" or _speaks_grpc(connection)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"{WHERE}: no Ray cluster answers at {address} ({getattr(error, 'strerror', None) or error}); check the "
-            "address that `ray start --head` printed"
+            f"{WHERE}: no Ray cluster answers at {address} ({getattr(error, 'strerror', None) or error}); {advice}"
         ) from None
+    if not speaks:  # Ray itself would try for minutes, and then end this process
+        raise ConfigError(f"{WHERE}: the program that answers at {address} is not the head of a Ray cluster; {advice}")
+
+
+def _speaks_grpc(connection: socket.socket) -> bool:
+    """Whether a server speaks HTTP/2, as the head of a cluster does: it begins with a frame of its settings."""
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0)))
+    head = b""
+    with contextlib.suppress(OSError):  # a timeout, or a reset
+        while len(head) < 4 and (more := connection.recv(4 - len(head))):
+            head += more
+    return head[3:] == bytes((SETTINGS,))
 
 
 def _reason(error: Exception, address: str) -> str:
@@ -105,5 +150,5 @@ def _reason(error: Exception, address: str) -> str:
     if "ersion mismatch" in text:
         return f"the cluster runs another version of Ray or Python; install the same on all machines ({text[:300]})"
     if isinstance(error, ConnectionError) and address == "auto":
-        return "this machine belongs to no running Ray cluster; start one (ray start --head), or use address = 'local'"
+        return f"this machine belongs to no running Ray cluster; start one (ray start --head), or {OWN_CLUSTER}"
     return f"cannot connect to the Ray cluster at {address}: {text[:300] or type(error).__name__}"
