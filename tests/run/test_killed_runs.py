@@ -123,6 +123,12 @@ def test_resuming_under_another_engine_is_refused_unless_forced(tmp_path: Path) 
     assert torch.allclose(forced.state.params.w, run(None).state.params.w, atol=1e-4)
 
 
+def test_a_run_is_resumed_by_another_engine_with_the_same_plan(tmp_path: Path) -> None:
+    stopped(tmp_path / "run")
+    resumed = run(tmp_path / "run", "auto", resume=True)  # which keeps the engine of the plan
+    assert torch.equal(resumed.state.params.w, run(None).state.params.w)
+
+
 def test_a_line_of_metrics_that_was_torn_is_cut(tmp_path: Path) -> None:
     stopped(tmp_path / "run")
     with open(tmp_path / "run" / "metrics.jsonl", "ab") as file:

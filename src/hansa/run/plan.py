@@ -22,9 +22,10 @@ from hansa.privacy import Privacy
 from hansa.sim.engine import ReferenceEngine
 
 NUMERICS = 4  # version of the random streams and of the order of samples; another version gives other bits
-# Settings that a resumed run may change: when it stops, and how often it saves.
+# Settings that a resumed run may change: when it stops, how often it saves, and where its parties train. What the bits
+# depend on of an engine is in the plan.
 CHANGEABLE = ("rounds", "target", "metric", "patience", "min_delta", "byte_budget", "time_budget",
-              "checkpoint_seconds", "baselines")  # fmt: skip
+              "checkpoint_seconds", "baselines", "engine")  # fmt: skip
 
 
 def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
