@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -35,8 +37,42 @@ def occupied(ray: Any) -> float:
     return float(ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"])
 
 
+def check_left(ray: Any, before: float) -> None:
+    """Check that the stores soon hold no more than before."""
+    for _ in range(100):
+        if occupied(ray) <= before:
+            break
+        time.sleep(0.1)
+    assert occupied(ray) <= before
+
+
 def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, WIDE), nn.ReLU(), nn.Linear(WIDE, 2))
+
+
+KILLED = """
+import os, signal, sys
+import torch, hansa
+from hansa.cluster import placement
+placement.BLOCK, packed, blocks = 2**20, placement.packed, []
+def counted(tensor):
+    blocks.append(tensor)
+    if len(blocks) == 4:
+        print("three blocks are placed", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return packed(tensor)
+placement.packed = counted
+task = hansa.Task(lambda: torch.nn.Linear(1000, 2), "cross_entropy",
+                  [(torch.ones(1000, 1000), torch.zeros(1000, dtype=torch.int64))] * 2, classes=2)
+hansa.simulate(hansa.FedAvg(), task, rounds=1, engine={"name": "ray", "address": sys.argv[1], "actors": 1})
+"""
+
+
+def test_objects_of_a_driver_that_is_killed_while_it_places_samples_are_deleted(ray: Any, cluster: Any) -> None:
+    before = occupied(ray)
+    done = subprocess.run([sys.executable, "-c", KILLED, cluster.address], capture_output=True, text=True)
+    assert done.stdout == "three blocks are placed\n", done.stderr
+    check_left(ray, before)
 
 
 @pytest.mark.parametrize(("sums", "fusion"), [("exact", "mean"), ("ordered", "median")])
@@ -56,8 +92,4 @@ def test_objects_of_a_run_are_deleted(sums: str, fusion: str, ray: Any, cluster:
                    engine={"name": "ray", "address": cluster.address, "actors": 2, "inner": "reference"},
                    on_round=look, eval_every=3, reply_memory=2**20)  # fmt: skip
     assert len(after_round) == 3 and max(after_round) <= 4 * d + 2**16
-    for _ in range(100):
-        if occupied(ray) <= before:
-            break
-        time.sleep(0.1)
-    assert occupied(ray) <= before
+    check_left(ray, before)
