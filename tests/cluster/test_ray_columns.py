@@ -84,6 +84,29 @@ def test_rows_columns_and_samples_are_those_of_the_matrix() -> None:
                            torch.cat(list(other.map(lambda at, end, block: block.sum(0)))))  # fmt: skip
 
 
+class RestoredStore(HereStore):
+    """Before each action, the columns are lost and divided again, over another number of actors."""
+
+    def __init__(self, updates: Tensor, actors: int) -> None:
+        super().__init__(updates, actors)
+        self.updates = updates
+
+    def surely(self, action: Any) -> Any:
+        HereStore.__init__(self, self.updates, len(self.actors) % 4 + 1)
+        return action()
+
+
+def test_rows_are_the_same_if_columns_are_restored_on_other_actors() -> None:
+    updates = some_updates(7, 10_000)
+    here = Rows(updates)
+    there = ClusterRows(RestoredStore(updates, 1), "w", *updates.shape, updates.dtype)
+    for _ in range(4):
+        assert torch.equal(here.sample(300), there.sample(300))
+        assert torch.equal(here.block(2400, 7700), there.block(2400, 7700))
+        assert torch.equal(here.total(lambda at, end, block: block.sum(1)),
+                           there.total(lambda at, end, block: block.sum(1)))  # fmt: skip
+
+
 def test_values_that_are_not_finite_are_noticed() -> None:
     updates = some_updates(7, 10_000)
     updates[3, 9_999] = torch.nan

@@ -88,16 +88,22 @@ class ClusterRows(ReadRows):
         raise DataError("rows on a cluster are read-only")
 
     def block(self, at: int, end: int) -> Tensor:
-        return self._read([(at, end, 1)]) if end > at else torch.empty(len(self), 0, dtype=self.dtype)
+        return self._read(lambda: [(at, end, 1)]) if end > at else torch.empty(len(self), 0, dtype=self.dtype)
 
     def sample(self, count: int) -> Tensor:
         step = max(1, self.dim // count)
-        limits = itertools.pairwise(self._store.cuts[self._name])
-        return self._read([(-(-at // step) * step, end, step) for at, end in limits if -(-at // step) * step < end])
 
-    def _read(self, parts: list[tuple[int, int, int]]) -> Tensor:
+        def parts() -> list[tuple[int, int, int]]:
+            limits = itertools.pairwise(self._store.cuts[self._name])
+            return [(first, end, step) for at, end in limits if (first := -(-at // step) * step) < end]
+
+        return self._read(parts)
+
+    def _read(self, parts: Callable[[], list[tuple[int, int, int]]]) -> Tensor:
+        """Columns, in parts that `parts` gives for the present limits: after a loss, actors hold other columns."""
+
         def read() -> list[Any]:
-            return self._store.ray.get([ref for part in parts for ref in self._columns(*part)])  # type: ignore[no-any-return]
+            return self._store.ray.get([ref for part in parts() for ref in self._columns(*part)])  # type: ignore[no-any-return]
 
         return torch.cat([piece.tensor() for piece in self._store.surely(read)], dim=1)
 
