@@ -1,12 +1,15 @@
 """The Ray engine: its overhead over worker processes, the memory of its driver, and a replay of its schedule.
 
-    python benchmarks/ray_cluster.py overhead [--rounds 3] [--repeats 2] [--flower .envs/flower/bin/python]
+    python benchmarks/ray_cluster.py overhead [--rounds 3] [--repeats 2]
+    python benchmarks/ray_cluster.py overhead --machines 2 --flower benchmarks/.envs/flower/bin/python
     python benchmarks/ray_cluster.py memory [exact ordered median] [--cohorts 64 256 1024]
     python benchmarks/ray_cluster.py replay [--cohort 6400] [--parties 40]
 
 `overhead` runs the CNN of `workload.py` with two worker processes and with two Ray actors on one machine, and compares
 CPU seconds of all processes per round after the first (CPU time, since other programs may use the machine). With the
-Python of an environment that has Flower, its simulation by two Ray actors takes turns with them. `memory` runs one
+Python of an environment that has Flower (`make benchmarks/.envs/flower/.ready`), its simulation by two Ray actors takes
+turns with them. With `--machines` the actors of both are on clusters of as many Ray processes, with one CPU each and a
+head without CPUs; each has a cluster of its own, since Flower needs another version of Ray. `memory` runs one
 round of a model of 400,000 numbers for several cohorts, each in a process of its own, and reports by how much the
 driver's resident memory grew at its highest: with exact and ordered sums, and with the fusion `median`, whose updates
 stay on the cluster. `replay` is no measurement of a cluster: it measures the training time of single parties and the
@@ -24,19 +27,21 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from workload import BATCH, COHORT, PARTIES, RATE, SAMPLES, SIDE, population, tree_times
+from workload import BATCH, COHORT, PARTIES, RATE, SAMPLES, SIDE, population, ray_machines, tree_times
 
 import hansa
 from hansa.models import Cnn
 
 NODES = (1, 4, 16, 64, 128, 256, 512, 1000)
 ROLES = ("driver", "training", "other")
+PATIENCE = 900  # seconds in which a run of Flower must end
 FAN, BANDWIDTH = 4, 1.25e9  # of the tree of sums; bytes per second between two machines (10 Gbit/s), assumed
 
 
@@ -61,27 +66,34 @@ def by_role() -> dict[str, float]:
     return spent
 
 
-def overhead_once(engine: str, sums: str, rounds: int) -> dict[str, Any]:
+def overhead_once(engine: str, sums: str, rounds: int, machines: int) -> dict[str, Any]:
     marks: list[tuple[dict[str, float], float]] = []
-    which: Any = {"name": "ray", "actors": 2} if engine == "ray" else engine
-    hansa.simulate(hansa.FedAvg(local=hansa.SGD(lr=RATE, epochs=1, batch=BATCH)), cnn_task(), rounds=rounds + 1,
-                   cohort=COHORT / PARTIES, engine=which, sums=sums, eval_every=rounds + 1,
-                   on_round=lambda _: marks.append((by_role(), time.perf_counter())))  # fmt: skip
+    os.environ |= {"RAY_worker_niceness": "0"}  # as for a cluster that the engine starts itself
+    with ray_machines(machines or None) if engine == "ray" else nullcontext() as address:
+        which: Any = {"name": "ray", "actors": 2, "address": address or "local"} if engine == "ray" else engine
+        hansa.simulate(hansa.FedAvg(local=hansa.SGD(lr=RATE, epochs=1, batch=BATCH)), cnn_task(), rounds=rounds + 1,
+                       cohort=COHORT / PARTIES, engine=which, sums=sums, eval_every=rounds + 1,
+                       on_round=lambda _: marks.append((by_role(), time.perf_counter())))  # fmt: skip
     # The last round evaluates, in the driver and alike for both engines; the first starts the processes.
     roles = {role: (marks[-2][0][role] - marks[0][0][role]) / (rounds - 1) for role in marks[0][0]}
     return {"cpu": sum(roles.values()), "wall": (marks[-2][1] - marks[0][1]) / (rounds - 1), **roles}
 
 
-def flower_once(python: str, rounds: int) -> dict[str, Any]:
+def flower_once(python: str, rounds: int, machines: int) -> dict[str, Any]:
     """The same workload by Flower's own FedAvg and simulation."""
     script = Path(__file__).parent / "peers" / "flower" / "fedavg.py"
-    done = subprocess.run([python, script, "--model", "cnn", "--rounds", str(rounds - 1)], capture_output=True,
-                          text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)})  # fmt: skip
+    where = ["--machines", str(machines)] if machines else []
+    try:
+        done = subprocess.run([python, script, "--model", "cnn", "--rounds", str(rounds - 1), *where], text=True,
+                              env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True,
+                              timeout=PATIENCE)  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise SystemExit(f"Flower did not end within {PATIENCE} s: {(error.stderr or b'')[-2000:].decode()}") from None
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     result = json.loads(line.removeprefix("RESULT "))
-    return {"cpu": statistics.mean(result["cpu"]), "wall": statistics.mean(result["rounds"])}
+    return {"cpu": statistics.mean(result["cpu"]), "wall": statistics.mean(result["rounds"]), **result["versions"]}
 
 
 def memory_once(cohort: int, case: str) -> dict[str, Any]:
@@ -153,6 +165,7 @@ def main() -> None:
     for name, value in (("rounds", 3), ("repeats", 2), ("cohort", 6400), ("parties", 40)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--flower", help="the Python of an environment with Flower")
+    parser.add_argument("--machines", type=int, default=0, help="Ray processes with one CPU each; 0: one with two CPUs")
     parser.add_argument("--cohorts", type=int, nargs="+", default=[64, 256, 1024])
     given = parser.parse_args()
     if given.what == "one":
@@ -166,14 +179,16 @@ def main() -> None:
             found["flower", "ordered"] = []
         for _ in range(given.repeats):
             for kind in kinds:
-                found[kind].append(process("one", "overhead", *kind, str(given.rounds)))
+                found[kind].append(process("one", "overhead", *kind, str(given.rounds), str(given.machines)))
             if given.flower:
-                found["flower", "ordered"].append(flower_once(given.flower, given.rounds))
+                found["flower", "ordered"].append(flower_once(given.flower, given.rounds, given.machines))
         for (engine, sums), lines in found.items():
             cpu = statistics.median(line["cpu"] for line in lines)
             base = statistics.median(line["cpu"] for line in found["stacked", sums])
+            wall = statistics.median(line["wall"] for line in lines)
             print(f"{engine:8} {sums:8} {cpu:6.2f} s CPU per round, {cpu / base:.3f} of the worker processes; runs: "
-                  f"{', '.join(format(line['cpu'], '.2f') for line in lines)}")  # fmt: skip
+                  f"{', '.join(format(line['cpu'], '.2f') for line in lines)}; {wall:.2f} s of time; runs: "
+                  f"{', '.join(format(line['wall'], '.2f') for line in lines)}")  # fmt: skip
             parts = {role: statistics.median(line[role] for line in lines) for role in lines[0] if role in ROLES}
             print("".join(f"{role:>12} {seconds:.2f} s" for role, seconds in parts.items()))
     elif given.what == "memory":

@@ -16,7 +16,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,26 @@ def tree_times() -> dict[int, float]:
         return pid == os.getpid()
 
     return {pid: seconds for pid, seconds in spent.items() if ours(pid)}
+
+
+@contextmanager
+def ray_machines(count: int | None) -> Iterator[str | None]:
+    """The address of a new Ray cluster on this machine, of the version of Ray that this process has; None for no count.
+
+    It has a head without CPUs, and `count` machines of one CPU, which are processes that descend from this one.
+    """
+    if count is None:
+        yield None
+        return
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(count):
+            cluster.add_node(num_cpus=1)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
 
 
 class Laps:
