@@ -135,8 +135,7 @@ class Trainer(ColumnHolder):
             self._engine = ReferenceEngine(objective, holdings, setting.seed)
         else:
             self._engine = stacked = StackedEngine(objective, holdings, setting.seed)
-            stacked.look()
-            stacked.pads, stacked.compiles = setting.stack
+            stacked.decided_pads, stacked.compiles = setting.stack
         return {**said, "models": digests(objective, holdings.models)}
 
     def alive(self) -> bool:

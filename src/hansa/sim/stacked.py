@@ -71,6 +71,7 @@ class StackedEngine(ReferenceEngine):
         self.differ: set[type] = set()  # solvers whose `start` reads values that differ between parties
         self._weights: dict[str, Tensor] = {}
         self.pads = True
+        self.decided_pads: bool | None = None  # `pads`, if another process has decided it
         self._chain: Chain | None = None
         self._looked = self._probed = False
         self._refused: str | None = None
@@ -104,7 +105,8 @@ class StackedEngine(ReferenceEngine):
         if not self._looked:
             self._looked = True
             train = self.holdings.train
-            self.pads = not mixes_rows(self.objective, self.holdings)
+            decided = self.decided_pads
+            self.pads = not mixes_rows(self.objective, self.holdings) if decided is None else decided
             if self.device_type == "cpu":
                 self._chain = chain_of(self.objective, train.x[:SAMPLE], train.targets[:SAMPLE])
             if self._chain is not None and not self.pads:
