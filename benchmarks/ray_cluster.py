@@ -180,8 +180,10 @@ def main() -> None:
         for _ in range(given.repeats):
             for kind in kinds:
                 found[kind].append(process("one", "overhead", *kind, str(given.rounds), str(given.machines)))
+                print(*kind, found[kind][-1], file=sys.stderr, flush=True)
             if given.flower:
                 found["flower", "ordered"].append(flower_once(given.flower, given.rounds, given.machines))
+                print("flower", found["flower", "ordered"][-1], file=sys.stderr, flush=True)
         for (engine, sums), lines in found.items():
             cpu = statistics.median(line["cpu"] for line in lines)
             base = statistics.median(line["cpu"] for line in found["stacked", sums])
