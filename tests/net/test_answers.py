@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from league import PATIENCE, SPOKEN, Asked, Caller, League, draft
@@ -228,6 +229,39 @@ def test_a_chunk_again_changes_nothing_and_one_with_a_gap_says_where_to_go_on(le
     assert ann.put(ask, name, 4, data[4:]).headers["Hansa-At"] == "8"
     assert ann.reply(ask, draft(Blob(name, 8))).status == 200
     assert league.aggregator.blobs.path(name).read_bytes() == data
+
+
+def test_a_chunk_that_comes_too_early_waits_for_the_one_before(league: League, ann: Caller) -> None:
+    ask, data, blobs = league.ask(), os.urandom(2**20), league.aggregator.blobs
+    early, append = threading.Event(), blobs.append
+
+    def watched(*given: Any) -> int:
+        try:
+            return append(*given)
+        except Gap:
+            early.set()
+            raise
+
+    blobs.append = watched  # type: ignore[method-assign]
+    other = league.caller(ann.key, ann.files, "ann")
+    half, name = len(data) // 2, digest(data)
+    second: list[str] = []
+    sender = threading.Thread(target=lambda: second.append(other.put(ask, name, half, data[half:]).headers["Hansa-At"]))
+    sender.start()
+    assert early.wait(30)
+    assert ann.put(ask, name, 0, data[:half]).status == 204
+    sender.join()
+    assert second == [str(len(data))]
+    assert ann.reply(ask, draft(Blob(name, len(data)))).receipt.status == "accepted"
+    assert blobs.path(name).read_bytes() == data
+
+
+def test_a_large_chunk_with_another_hash_than_the_signed_one_is_refused(league: League, ann: Caller) -> None:
+    ask, data = league.ask(), bytes(2**20)
+    path = f"{ask.path}/parts/{digest(data)}?at=0"
+    signed = signing.sign(ann.key, "PUT", path, data, ask.about)  # type: ignore[arg-type]
+    got = ann.call("PUT", path, data[:-1] + b"x", headers=signed)
+    assert got.status == 401 and parts(league) == []
 
 
 def test_an_upload_over_the_limit_leaves_nothing_on_the_disk(league: League, ann: Caller) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import socket
 import ssl
 import threading
@@ -22,6 +24,7 @@ from hansa.net.transport.client import OPTIONS, Client, Refusal, Unreachable, ba
 from hansa.net.transport.http import trouble
 from hansa.net.transport.signing import About, verify
 from hansa.net.transport.tls import client_context, unverified_context
+from hansa.net.transport.wire import CHUNK, Blob
 
 chances = st.floats(0, 1, exclude_max=True)
 
@@ -158,6 +161,65 @@ def test_each_attempt_is_signed_and_speaks_its_version(far: Far) -> None:
         assert request.headers["Hansa-Protocol"] == SPOKEN
         assert verify(key.public_key(), "POST", "/v1/x?y=1", b"body", request.headers) == About("job-1", 3, "3/round/0")
     assert len({request.headers["Hansa-Nonce"] for request in far.asked}) == 2
+
+
+class Shelf:
+    """A server of uploads. It answers a chunk when the next one has arrived, if there is one."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.chunks, self.answered = size, dict[int, bytes](), list[int]()
+        self.lose: set[int] = set()  # chunks that are refused once, as if the one before had not arrived
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "GET":
+            return web.Response(status=204, headers={"Hansa-At": "0"})
+        at, body = int(request.query["at"]), await request.content.read()
+        if at in self.lose:
+            self.lose.discard(at)
+            return trouble(416, "too early", {"Hansa-At": str(at - CHUNK)})
+        assert at not in self.answered or self.chunks[at] == body
+        self.chunks[at], end = body, at + len(body)
+        while end < self.size and end not in self.chunks and self.lose == set():
+            await asyncio.sleep(0.001)
+        self.answered.append(at)
+        return web.Response(status=204, headers={"Hansa-At": str(end)})
+
+    def take(self, data: bytes) -> None:
+        """Let a client send data."""
+
+        async def main() -> None:
+            runner = web.ServerRunner(web.Server(self.answer))
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+            client = Client(f"https://127.0.0.1:{port}/", unverified_context(), keys.new_key())
+            client.url = f"http://127.0.0.1:{port}"
+            try:
+                async with client:
+                    blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+                    await client.send("/v1/uploads", blob, memoryview(data), About())
+            finally:
+                await runner.cleanup()
+
+        asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_chunk_is_sent_while_the_one_before_is_stored() -> None:
+    data = os.urandom(3 * CHUNK + 5)
+    shelf = Shelf(len(data))
+    shelf.take(data)
+    assert b"".join(shelf.chunks[at] for at in sorted(shelf.chunks)) == data
+    assert sorted(shelf.answered) == [0, CHUNK, 2 * CHUNK, 3 * CHUNK]
+
+
+def test_a_chunk_that_was_refused_too_early_is_sent_again() -> None:
+    data = os.urandom(3 * CHUNK + 5)
+    shelf = Shelf(len(data))
+    shelf.lose = {CHUNK}
+    shelf.take(data)
+    assert b"".join(shelf.chunks[at] for at in sorted(shelf.chunks)) == data
+    assert shelf.answered.count(0) == 1  # its acknowledgement counts, not the older answer to the next chunk
 
 
 def test_a_party_goes_on_when_the_aggregator_comes_back(league: League, monkeypatch: pytest.MonkeyPatch) -> None:

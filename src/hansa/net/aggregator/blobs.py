@@ -141,7 +141,7 @@ class Blobs:
         with self._turn(owner):
             return part.stat().st_size if part.exists() else 0
 
-    def append(self, owner: str, digest: str, at: int, data: bytes, limit: int) -> int:
+    def append(self, owner: str, digest: str, at: int, data: bytes | bytearray, limit: int) -> int:
         """Append a chunk to an upload; returns the number of bytes received. A repeated chunk is ignored.
 
         Uploads are separate for each `owner`. A chunk beyond the end of the upload raises a Gap. A chunk that makes the
@@ -168,7 +168,7 @@ class Blobs:
             count, running = self._hashes.get(part, (-1, None))
             if count != here:
                 running = _hash_of(part) if here else hashlib.sha256()
-            disk.append(part, data)
+            disk.append(part, memoryview(data))
             running.update(data)
             self._hashes[part] = (here + len(data), running)
             reach("upload.chunk")

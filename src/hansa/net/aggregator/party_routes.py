@@ -89,7 +89,7 @@ class PartyRoutes(Endpoints):
     async def rotate(self, call: Call) -> web.Response:
         assert call.identity is not None
         self.admission.charge_rotation(call.identity)
-        return await self._certify(self.registry.rotate(call.identity, call.body))
+        return await self._certify(self.registry.rotate(call.identity, bytes(call.body)))
 
     async def _certify(self, change: Callable[[Any], tuple[str, bytes]]) -> web.Response:
         name, pem = await self.written(change)
@@ -234,7 +234,7 @@ class PartyRoutes(Endpoints):
         if len(call.body) != NONCE:
             raise DataError(f"a nonce of {len(call.body)} bytes; expected {NONCE}")
         key = public_key_bytes(certificates.parse_certificate(self.registry.federation.read("server.pem")))
-        return packed(await self._evidence.evidence(bound_data(key, call.body)))
+        return packed(await self._evidence.evidence(bound_data(key, bytes(call.body))))
 
     async def vault(self, call: Call) -> web.Response:
         """The newest mark of the party's vault that came with an answer."""

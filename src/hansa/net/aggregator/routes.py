@@ -13,15 +13,16 @@ from aiohttp import web
 
 from hansa.core.errors import DataError
 from hansa.net.aggregator.asks import named_ask, whole
-from hansa.net.aggregator.blobs import Blobs
+from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import Key, TaskQueue
 from hansa.net.aggregator.registry import Denied, Registry
 from hansa.net.transport import certificates, signing
 from hansa.net.transport.admission import Admission
-from hansa.net.transport.wire import ENVELOPE, Order, pack
+from hansa.net.transport.wire import CHUNK, ENVELOPE, Order, pack
 
 log = logging.getLogger("hansa.net")
+AHEAD, AGAIN = 1.0, 0.01  # seconds that a chunk waits for the one before it, and between two looks
 DIGEST = re.compile(r"[0-9a-f]{64}")
 Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 
@@ -32,7 +33,7 @@ class Call:
 
     request: web.Request
     identity: certificates.Identity | None
-    body: bytes
+    body: bytes | bytearray
     about: signing.About | None
 
     @property
@@ -114,8 +115,15 @@ class Endpoints:
     async def append(self, call: Call, limit: int) -> web.Response:
         """Append a chunk to an upload."""
         at = whole(call.query("at"), "the query does not say at which byte the chunk begins (at=0)")
-        count = await asyncio.to_thread(self.blobs.append, owner(call), digest(call), at, call.body, limit)
-        return web.Response(status=204, headers={"Hansa-At": str(count)})
+        end = asyncio.get_running_loop().time() + AHEAD
+        while True:
+            try:
+                count = await asyncio.to_thread(self.blobs.append, owner(call), digest(call), at, call.body, limit)
+                return web.Response(status=204, headers={"Hansa-At": str(count)})
+            except Gap as gap:  # the chunk before may still be on its way
+                if not gap.at < at <= gap.at + CHUNK or asyncio.get_running_loop().time() > end:
+                    raise
+            await asyncio.sleep(AGAIN)
 
 
 def owner(call: Call) -> str:

@@ -7,6 +7,7 @@ uses the authenticated identity: a party finds only its own asks.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -29,6 +30,7 @@ from hansa.net.transport.wire import CHUNK, PROTOCOLS, ask_name
 
 log = logging.getLogger("hansa.net")
 PROTOCOL = "Hansa-Protocol"
+LARGE = 2**18  # bytes: larger bodies are hashed in a thread
 
 
 class Server:
@@ -132,7 +134,8 @@ class Server:
         if route.signed:
             assert identity is not None
             self._parties.check(identity)  # it may have been revoked while the body arrived
-            about = signing.verify(identity.key, request.method, request.raw_path, body, request.headers)
+            signed = (identity.key, request.method, request.raw_path, body, request.headers)
+            about = await asyncio.to_thread(signing.verify, *signed) if len(body) > LARGE else signing.verify(*signed)
         call = Call(request, identity, body, about)
         if about is not None and about != (_about(call.key) if "round" in request.match_info else signing.About()):
             raise signing.SignatureError("the request was signed for another job, round or ask than its path names")

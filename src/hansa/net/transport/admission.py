@@ -239,7 +239,7 @@ class AdmittedRequest:
             if counter[fingerprint] <= 0:  # no entry remains for a client without requests
                 del counter[fingerprint]
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, limit: int) -> bytes | bytearray:
         """Read the body, of at most `limit` bytes; it must not stall."""
         request, admission = self._request, self._admission
         share = await accept_body(request, limit)
@@ -255,17 +255,17 @@ class AdmittedRequest:
         admission.bodies += share
         admission.bodies_of[fingerprint] += share
         self._share = share
-        data = bytearray()
-        while True:
-            try:
-                async with asyncio.timeout(admission.limits.stall):
-                    data += await request.content.readexactly(min(PIECE, share - len(data)))
-            except asyncio.IncompleteReadError as end:
-                return bytes(data + end.partial)
-            except TimeoutError:
-                admission.metrics.dropped.labels("body too slow").inc()
-                raise Refused(
-                    408, f"the body arrives slower than {PIECE} bytes in {admission.limits.stall:g} s"
-                ) from None
-            if len(data) == share:
-                return bytes(data)
+        data, size = bytearray(share), 0  # of the stated length at once: no copies while it grows
+        try:
+            async with asyncio.timeout(admission.limits.stall) as stall:
+                while size < share:
+                    piece = await request.content.readany()
+                    if not piece:
+                        return data[:size]
+                    data[size : size + len(piece)] = piece
+                    if size // PIECE < (size := size + len(piece)) // PIECE:
+                        stall.reschedule(asyncio.get_running_loop().time() + admission.limits.stall)
+        except TimeoutError:
+            admission.metrics.dropped.labels("body too slow").inc()
+            raise Refused(408, f"the body arrives slower than {PIECE} bytes in {admission.limits.stall:g} s") from None
+        return data

@@ -14,6 +14,7 @@ import random
 import re
 import socket
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,16 @@ from hansa.net.transport.wire import (
 log = logging.getLogger("hansa.net")
 LEAST, MOST = 0.5, 60.0  # seconds: bounds of the random delay between attempts
 TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 507})  # statuses of errors that may pass
+WINDOW = 2  # chunks of an upload under way: one is sent while the aggregator stores the one before
 SETBACKS = 8  # times that an upload may fall back before it fails
 LOST = "the aggregator repeatedly lost the uploaded data"
 PAGE = 2**28  # bytes: the largest response to an operator
 QUIET = 60.0  # seconds without a byte, in either direction, after which an attempt fails
-PIECE = 2**16  # bytes of a body that are sent at once; the event loop runs in between
+PIECE = 2**17  # bytes of a body that are sent at once; the event loop runs in between
+LARGE = 2**18  # bytes: larger bodies are hashed in a thread
 OPTIONS = {  # of sockets, where available: a dead peer is detected within a minute
     "TCP_NODELAY": 1, "TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000,
-    "TCP_NOTSENT_LOWAT": 2 * PIECE,  # a small send buffer: progress in sending is progress on the network
+    "TCP_NOTSENT_LOWAT": PIECE,  # a small send buffer: progress in sending is progress on the network
 }  # fmt: skip
 
 
@@ -88,6 +91,16 @@ def https_url(url: str) -> str:
     if not right or parts.query or parts.fragment or parts.username is not None:
         raise ConfigError(f"expected a URL like https://aggregator.example.org:8443, got {url[:200]!r}")
     return f"https://{parts.netloc}"
+
+
+class Turn:
+    """The turn of a chunk to be sent: `come` is set once the chunk before is sent, `over` once this one is."""
+
+    def __init__(self, before: Turn | None = None) -> None:
+        self.over = asyncio.Event()
+        self.come: asyncio.Event = before.over if before is not None else asyncio.Event()
+        if before is None:
+            self.come.set()
 
 
 class Client:
@@ -129,18 +142,20 @@ class Client:
                 while any(left.fileno() >= 0 for left in self._sockets):
                     await asyncio.sleep(0)
 
-    async def call(self, method: str, path: str, body: bytes = b"", about: About | None = None,
-                   headers: Mapping[str, str] | None = None,
-                   limit: int = CHUNK, wait: float = 0.0) -> tuple[Mapping[str, str], bytes]:  # fmt: skip
+    async def call(self, method: str, path: str, body: bytes | memoryview = b"", about: About | None = None,
+                   headers: Mapping[str, str] | None = None, limit: int = CHUNK, wait: float = 0.0,
+                   turn: Turn | None = None) -> tuple[Mapping[str, str], bytes]:  # fmt: skip
         """Send a request; return the response's headers and its body of at most `limit` bytes.
 
-        The response may take `wait` seconds. With `about`, the request is signed. Transient errors are retried; other
-        errors raise a Refusal.
+        The response may take `wait` seconds. With `about`, the request is signed. With `turn`, it is signed at once and
+        sent when its turn has come. Transient errors are retried; other errors raise a Refusal.
         """
         attempt = 0
         while True:
             try:
-                status, response, data = await self._attempt(method, path, body, about, headers or {}, limit, wait)
+                status, response, data = await self._attempt(
+                    method, path, body, about, headers or {}, limit, wait, turn or Turn()
+                )
             except aiohttp.ClientConnectorCertificateError as error:
                 raise Unreachable(
                     f"{self.url} failed the TLS check of its certificate: {error.certificate_error}"
@@ -164,27 +179,35 @@ class Client:
             log.info("no response, retrying", extra={"detail": {"why": why[:200], "seconds": round(seconds, 2)}})
             await asyncio.sleep(seconds)
 
-    async def _attempt(self, method: str, path: str, body: bytes, about: About | None, headers: Mapping[str, str],
-                    limit: int, wait: float) -> tuple[int, Mapping[str, str], bytes]:  # fmt: skip
+    async def _attempt(self, method: str, path: str, body: bytes | memoryview, about: About | None,
+                       headers: Mapping[str, str], limit: int, wait: float,
+                       turn: Turn) -> tuple[int, Mapping[str, str], bytes]:  # fmt: skip
         assert self._session is not None
         signed: dict[str, str] = {}
         if about is not None:
             if self._key is None:
                 raise HansaError("cannot sign the request: this client has no private key")
-            signed = signing.sign(self._key, method, path, body, about)
+            if len(body) > LARGE:
+                signed = await asyncio.to_thread(signing.sign, self._key, method, path, body, about)
+            else:
+                signed = signing.sign(self._key, method, path, body, about)
         signed |= {"Content-Length": str(len(body))} if body else {}
-        async with (
-            asyncio.timeout(None) as send_timeout,  # aiohttp has a timeout for reading, and none for sending
-            self._session.request(method, self.url + path, data=_pieces(body, send_timeout) if body else None,
-                                  headers={**headers, **signed}, allow_redirects=False,
-                                  timeout=_timeout(wait)) as response,
-        ):  # fmt: skip
-            data = bytearray()
-            async for piece in response.content.iter_any():
-                data += piece
-                if len(data) > limit:
-                    raise DataError(f"{self.url}: the response to {path} has more than {limit} bytes")
-            return response.status, response.headers, bytes(data)
+        await turn.come.wait()
+        try:
+            async with (
+                asyncio.timeout(None) as send_timeout,  # aiohttp has a timeout for reading, and none for sending
+                self._session.request(method, self.url + path, data=_pieces(body, send_timeout, turn) if body else None,
+                                      headers={**headers, **signed}, allow_redirects=False,
+                                      timeout=_timeout(wait)) as response,
+            ):  # fmt: skip
+                data = bytearray()
+                async for piece in response.content.iter_any():
+                    data += piece
+                    if len(data) > limit:
+                        raise DataError(f"{self.url}: the response to {path} has more than {limit} bytes")
+                return response.status, response.headers, bytes(data)
+        finally:
+            turn.over.set()
 
     def sign(self, data: bytes) -> str:
         """Sign data with this client's private key; the signature in hex."""
@@ -226,17 +249,39 @@ class Client:
             at = _required_offset(headers)
         setbacks = 0
         while at < blob.size and setbacks < SETBACKS:
-            chunk, before = bytes(data[at : at + CHUNK]), at
-            try:
-                headers, _ = await self.call("PUT", f"{path}/{blob.digest}?at={at}", chunk, about)
-                at = _required_offset(headers)
-            except Refusal as error:
-                if error.status != 416 or error.at is None:
-                    raise
-                at = error.at
+            before, at = at, await self._send_from(at, f"{path}/{blob.digest}", data, about)
             setbacks += at <= before
         if at < blob.size:
             raise DataError(LOST)
+
+    async def _send_from(self, at: int, path: str, data: memoryview, about: About) -> int:
+        """Send the chunks of an upload from `at` on; return where the aggregator wants to continue.
+
+        A chunk is signed while the one before is sent, and sent while the aggregator stores the one before.
+        """
+        turn: Turn | None = None
+        stored = 0  # the last offset that was acknowledged; the answer to a later chunk may be older
+        under_way: deque[tuple[int, asyncio.Task[tuple[Mapping[str, str], bytes]]]] = deque()
+        try:
+            while at < len(data) or under_way:
+                while at < len(data) and len(under_way) < WINDOW:
+                    chunk, turn = data[at : at + CHUNK], Turn(turn)
+                    call = self.call("PUT", f"{path}?at={at}", chunk, about, turn=turn)
+                    at += len(chunk)
+                    under_way.append((at, asyncio.create_task(call)))
+                end, task = under_way.popleft()
+                try:
+                    here = _required_offset((await task)[0])
+                except Refusal as error:
+                    if error.status != 416 or error.at is None:
+                        raise
+                    return max(stored, error.at)
+                if here != end:
+                    return here
+                stored = here
+            return at
+        finally:
+            await _end([task for _, task in under_way])
 
     async def upload_and_post(self, upload: str, blob: Blob | None, data: memoryview, path: str, body: bytes,
                               about: About) -> bytes:  # fmt: skip
@@ -266,12 +311,22 @@ def _required_offset(headers: Mapping[str, str]) -> int:
     return at
 
 
-async def _pieces(body: bytes, send_timeout: asyncio.Timeout) -> AsyncIterator[bytes]:
-    """Yield a body in pieces; each must be sent within QUIET seconds."""
+async def _pieces(
+    body: bytes | memoryview, send_timeout: asyncio.Timeout, turn: Turn
+) -> AsyncIterator[bytes | memoryview]:
+    """Yield a body in pieces; each must be sent within QUIET seconds. Then the turn is over."""
     for at in range(0, len(body), PIECE):
         send_timeout.reschedule(asyncio.get_running_loop().time() + QUIET)
         yield body[at : at + PIECE]
     send_timeout.reschedule(None)
+    turn.over.set()
+
+
+async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their end; their results and errors do not matter any more."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _socket(address: Any) -> socket.socket:

@@ -21,6 +21,7 @@ from hansa.core.errors import HansaError
 
 JOB, ROUND, ASK = "Hansa-Job", "Hansa-Round", "Hansa-Ask"
 NONCE, SIGNATURE = "Hansa-Nonce", "Hansa-Signature"
+Body = bytes | bytearray | memoryview
 
 _WORD = re.compile(r"[!-~]{0,128}")  # visible ASCII, safe in a header
 _ROUND = re.compile(r"-1|0|[1-9][0-9]{0,17}")  # canonical decimal
@@ -40,7 +41,7 @@ class About:
     ask: str = ""
 
 
-def signed_bytes(method: str, path: str, body: bytes, about: About, nonce: str) -> bytes:
+def signed_bytes(method: str, path: str, body: Body, about: About, nonce: str) -> bytes:
     """The bytes to sign: a fixed prefix, then each field after its length, so that different requests differ.
 
     `path` is the request's target as sent, with its query.
@@ -50,14 +51,14 @@ def signed_bytes(method: str, path: str, body: bytes, about: About, nonce: str) 
     return b"hansa-1 request" + b"".join(len(data).to_bytes(8, "big") + data for data in encoded)
 
 
-def sign(key: Ed25519PrivateKey, method: str, path: str, body: bytes, about: About) -> dict[str, str]:
+def sign(key: Ed25519PrivateKey, method: str, path: str, body: Body, about: About) -> dict[str, str]:
     """Return the headers of a signed request: job, round, ask, a new nonce, and the signature."""
     headers = {JOB: about.job, ROUND: str(about.round), ASK: about.ask, NONCE: secrets.token_hex(16)}
     signature = key.sign(signed_bytes(method, path, body, _about(headers), headers[NONCE]))
     return headers | {SIGNATURE: base64.b64encode(signature).decode()}
 
 
-def verify(public_key: Ed25519PublicKey, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> About:
+def verify(public_key: Ed25519PublicKey, method: str, path: str, body: Body, headers: Mapping[str, str]) -> About:
     """Return the job, round and ask of a request signed with `public_key`; a SignatureError if invalid.
 
     Use the returned values, not the headers: only they are covered by the signature.

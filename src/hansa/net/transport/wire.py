@@ -266,7 +266,7 @@ def pack(value: Struct) -> bytes:
     return _encoder.encode(value)
 
 
-def unpack(data: bytes, kind: type[T], limit: int = ENVELOPE) -> T:
+def unpack(data: bytes | bytearray, kind: type[T], limit: int = ENVELOPE) -> T:
     """Decode a message of type `kind` and at most `limit` bytes; a DataError if the bytes are invalid."""
     if len(data) > limit:
         raise DataError(f"a message of {len(data)} bytes exceeds the limit of {limit}")
