@@ -64,6 +64,7 @@ class Job:
     model: str
     parties: list[tuple[np.ndarray, np.ndarray]]
     rounds: int
+    classes: int | None = None  # where the parties' samples do not have them all
 
     @property
     def names(self) -> list[str]:
@@ -73,7 +74,8 @@ class Job:
         """The experiment file."""
         files = ", ".join(f'"{name}.npz"' for name in self.names)
         return (
-            f"[task]\nparties = [{files}]\nmodel = {self.model}\n\n"
+            f"[task]\nparties = [{files}]\nmodel = {self.model}\n"
+            f"{f'classes = {self.classes}' if self.classes else ''}\n"
             f'[algorithm]\nname = "fedavg"\nlocal = {{ lr = {RATE}, epochs = 1, batch = {BATCH} }}\n\n'
             f"[run]\nrounds = {self.rounds}\neval_every = {self.rounds}\n"
         )
@@ -91,7 +93,7 @@ def large(megabytes: float, parties: int, rounds: int) -> Job:
     draws = np.random.default_rng(6)
     x = draws.random((2, features), dtype=np.float32)
     model = f'{{ name = "logistic", inputs = [{features}], outputs = {classes} }}'
-    return Job(model, [(x, np.array([index % classes, classes - 1])) for index in range(parties)], rounds)
+    return Job(model, [(x, np.array([index % classes, classes - 1])) for index in range(parties)], rounds, classes)
 
 
 class Resident(threading.Thread):

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hansa.algorithms.zenopp import ZenoPlusPlus
+from hansa.core import norms
 from hansa.core.errors import ConfigError
-from hansa.core.norms import l2_norm, max_abs, row_norms
+from hansa.core.norms import l2_norm, max_abs, norm_in_pieces, norm_over, row_norms
 from hansa.core.op import Reply
 from hansa.core.reply_checks import Rules, fault
 from hansa.fusion import FLTrust, NormClip
@@ -116,3 +117,17 @@ def test_rules_that_compare_lengths_do_not_depend_on_the_magnitude_of_updates(si
     assert u is not None and wanted_u is not None
     torch.testing.assert_close(u, wanted_u, rtol=1e-12, atol=0)
     assert score == pytest.approx(wanted_score)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_a_norm_in_pieces_decides_as_the_norm_of_the_whole(
+    dtype: torch.dtype, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(norms, "PIECE", 7)
+    vector = torch.randn(10, 100, generator=torch.Generator().manual_seed(1)).to(dtype) * scale
+    norm = l2_norm([vector])
+    assert norm_in_pieces([vector]) == pytest.approx(norm, rel=1e-12)
+    assert norm_over([vector], norm) is None and norm_over([vector], math.nextafter(norm, math.inf)) is None
+    assert norm_over([vector], math.nextafter(norm, 0)) == norm == norm_over([vector], 0.0)
+    assert norm_over([], 0.0) is None and norm_over([torch.zeros(0)], 0.0) is None

@@ -142,3 +142,17 @@ def test_a_complex_parameter_is_refused_by_name() -> None:
     module.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(ConfigError, match="phase is sparse or complex"):
         ParamSpec.of(module)
+
+
+@pytest.mark.parametrize("make", [Tied, Mixed])
+def test_a_module_that_shares_a_vector_keeps_its_values_and_no_copy(make: Callable[[], nn.Module]) -> None:
+    module = make()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    spec = ParamSpec.of(module)
+    params = spec.flatten(module)
+    spec.share(module, params)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    trained = {entry.name for entry in spec.weights}
+    shared = {name for name, parameter in module.named_parameters()
+              if parameter.untyped_storage().data_ptr() == params.w.untyped_storage().data_ptr()}  # fmt: skip
+    assert shared == trained

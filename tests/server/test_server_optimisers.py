@@ -262,3 +262,9 @@ def test_a_recipe_is_fedavg_with_another_server(recipe: Any, server: ServerOptim
 def test_impossible_hyper_parameters_are_refused(make: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         make()
+
+
+def test_descent_at_rate_one_makes_no_copy_of_the_update() -> None:
+    state, delta = hansa.State(run(Descent(), [0.0]).params), torch.randn(1)
+    assert Descent().move(state, delta)[0] is delta
+    assert torch.equal(Descent(lr=0.5).move(state, delta)[0], 0.5 * delta)

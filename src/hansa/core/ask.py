@@ -19,7 +19,7 @@ from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.op import Op, Payload, Reply
 from hansa.core.registry import from_config, to_config
 from hansa.core.rows import Rows
-from hansa.core.sums import BlockSum
+from hansa.core.sums import BlockSum, StoredSums
 
 Verb = Literal["reduce", "gather", "submit", "next", "route"]
 PIECE = 2**22  # numbers divided at once
@@ -168,7 +168,7 @@ def op_of(config: Mapping[str, Any], where: str) -> Op:
 class Reduced:
     """The weighted sum of the replies, without any single reply."""
 
-    sums: dict[str, Tensor]
+    sums: Mapping[str, Tensor]
     weight: int
     count: int
     maxima: dict[str, Tensor] = field(default_factory=dict)
@@ -176,6 +176,8 @@ class Reduced:
 
     def mean(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """The weighted mean: the sum divided once by the total weight."""
+        if dtype is not None and isinstance(self.sums, StoredSums):
+            return self.sums.mean(name, self.weight, dtype)
         total = self.sums[name]
         if dtype is None:
             return total.to(torch.float64) / self.weight

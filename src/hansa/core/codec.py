@@ -11,7 +11,7 @@ import json
 import math
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {_MARK: name}
     if hasattr(tree, "_asdict"):
         tree = tree._asdict()
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         for name in tree:
             if not isinstance(name, str) or name == _MARK:
                 raise DataError(f"cannot encode the key {name!r} at {path or 'the root'}: keys are strings")

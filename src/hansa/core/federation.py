@@ -213,7 +213,7 @@ class Federation:
             self._join_metrics(op, reduced)
             packing = ask.op
             while isinstance(packing, PackingOp):
-                reduced = dataclasses.replace(reduced, sums=packing.opened_sums(ask.payload, reduced.sums))
+                reduced = dataclasses.replace(reduced, sums=packing.opened_sums(ask.payload, dict(reduced.sums)))
                 packing = packing.inner
             return reduced
         answer: Reduced = await ask

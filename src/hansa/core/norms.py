@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+PIECE = 2**18  # numbers that are measured at once
+ROUGH = 1e-6  # relative: more than two ways to round the norm of 2^32 numbers differ
 SAFE = (1e-140, 1e140)  # a float64 norm in this range is exact: no square under it underflowed or overflowed
 
 
@@ -21,6 +23,24 @@ def l2_norm(tensors: Iterable[Tensor]) -> float:
     if scale == 0 or not math.isfinite(scale):
         return scale
     return scale * math.hypot(*(float(torch.linalg.vector_norm(tensor.double() / scale)) for tensor in joined))
+
+
+def norm_over(tensors: Iterable[Tensor], limit: float) -> float | None:
+    """The L2 norm of all tensors together if it is over a limit, else None.
+
+    Large tensors are measured in pieces first, without a float64 copy of the whole; the exact norm decides only where
+    the other is close to the limit.
+    """
+    joined = list(tensors)
+    if norm_in_pieces(joined) <= limit * (1 - ROUGH):
+        return None
+    norm = l2_norm(joined)
+    return norm if norm > limit else None
+
+
+def norm_in_pieces(tensors: Iterable[Tensor]) -> float:
+    """The L2 norm of all tensors together, in float64, rounded otherwise than by `l2_norm`."""
+    return math.hypot(*(l2_norm([piece]) for tensor in tensors for piece in torch.split(tensor.reshape(-1), PIECE)))
 
 
 def max_abs(tensors: Iterable[Tensor]) -> float:

@@ -126,6 +126,13 @@ class ParamSpec:
         """The named tensors of the entries as one vector, in the type of `like`."""
         return _cat([named[e.name] for e in entries], like.dtype) if entries else like
 
+    def share(self, module: nn.Module, params: Params) -> None:
+        """Let the trainable parameters of a module be views of a vector with the same values, to save memory."""
+        views = self.split(params.w)
+        for name, parameter in module.named_parameters():
+            if name in views and views[name].dtype == parameter.dtype:
+                parameter.data = views[name]
+
     def load(self, module: nn.Module, params: Params) -> nn.Module:
         """Write the vectors into a module and return it; frozen parameters stay unchanged."""
         values = self.named(params)

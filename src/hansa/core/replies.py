@@ -22,7 +22,7 @@ from hansa.core.reply_checks import Rules, opener, received, received_stack
 from hansa.core.round_record import ExactMeans, Means, Medians, Record
 from hansa.core.rows import Rows, room
 from hansa.core.shapes import largest_shape
-from hansa.core.sums import BlockSum, StoredReply, stored_sums
+from hansa.core.sums import BlockSum, StoredReply, StoredSums
 
 WEIGHT_CAP = 10  # deployed: the largest weight of a reply, in medians of all weights, unless run.max_weight is set
 
@@ -289,9 +289,9 @@ class ReplyCombiner:
             return Gathered(parties, replies, matrices=matrices)
         return Reduced(self._sums(), self._weight, self._count, self._maxima, metrics)
 
-    def _sums(self) -> dict[str, Tensor]:
+    def _sums(self) -> Mapping[str, Tensor]:
         if self._stored and not self._partials:
-            return stored_sums(self._stored, type(self._total))
+            return StoredSums(self._stored, type(self._total))
         for reply, share in self._stored:
             self._total.add(reply.tensors, share)
         return self._total.result()

@@ -14,7 +14,7 @@ from hansa.core.buffer_checks import Spans, beside_fault, buffer_fault
 from hansa.core.errors import ConfigError
 from hansa.core.exact_sums import too_large
 from hansa.core.metric_ranges import COUNT, MOST, NAME, outside
-from hansa.core.norms import l2_norm, max_abs, row_norms
+from hansa.core.norms import max_abs, norm_in_pieces, norm_over, row_norms
 from hansa.core.op import Op, PackingOp, Payload, Replies, Reply
 from hansa.core.shapes import Shape, fits, is_open, shape_text
 
@@ -56,7 +56,7 @@ class Rules:
             return self.max_norm
         if not isinstance(model, Mapping) or not isinstance(model.get("w"), Tensor):
             return None
-        return self.growth * (1.0 + l2_norm([model["w"]]))
+        return self.growth * (1.0 + norm_in_pieces([model["w"]]))
 
     def max_metric(self, value: float, payload: Payload) -> float:
         """The largest absolute value of a metric for a payload.
@@ -67,7 +67,7 @@ class Rules:
             return MOST
         model = payload.get("model")
         has_norm = isinstance(model, Mapping) and isinstance(model.get("w"), Tensor)
-        norm = l2_norm([model["w"]]) if has_norm else 0.0  # type: ignore[index]
+        norm = norm_in_pieces([model["w"]]) if has_norm else 0.0  # type: ignore[index]
         return min(self.worst * (1.0 + min(norm, 1e30)) ** 2, MOST)
 
     def of(self, ask: Ask) -> Rules:
@@ -147,8 +147,8 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
             return reason
     limit = rules.max_update_norm(payload)
     if limit is not None and op.update is not None and op.update in reply.tensors:
-        norm = l2_norm([reply.tensors[op.update]])
-        if norm > limit:
+        norm = norm_over([reply.tensors[op.update]], limit)
+        if norm is not None:
             return f"the norm of its update, {norm:.4g}, is over the limit of {limit:.4g}"
     reason = buffer_fault(reply.tensors, reply.maxima, reply.weight, op, payload, rules.variances, rules.max_stats)
     reason = reason or beside_fault(reply.tensors, reply.weight, op, payload, limit)
@@ -161,7 +161,7 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
     if op.longest is not None:
         beside = op.beside(payload)
         joined = [tensor for name, tensor in reply.tensors.items() if name not in beside]
-        if l2_norm(joined) > op.longest * SLACK:
+        if norm_over(joined, op.longest * SLACK) is not None:
             return f"its norm is over {op.longest:.4g}, the bound to which the party should have clipped it"
     return None
 

@@ -7,6 +7,7 @@ block sums are added in order. With `run.sums = "exact"` they are sums of whole 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from hansa.core.rows import FileRows
 BLOCK = 32  # replies per block
 SMALL = 2**20  # numbers that fit a cache
 WIDE = 2**22  # a stored reply with at least this many numbers is summed in blocks of columns
+COLUMNS = 2**18  # numbers in such a block
 COPIED = 2**16  # a stored reply of at most this many bytes is copied: a memory map keeps its file open
 EXACT = 2**29  # a float32 number times a smaller integer is exact in float64
 
@@ -89,24 +91,50 @@ class BlockSum:
         return self._total
 
 
-def stored_sums(replies: list[tuple[StoredReply, int]], make: type[BlockSum] | type[ExactSum]) -> dict[str, Tensor]:
-    """The weighted sums of stored replies, read in blocks of columns; the bits are those of `make`."""
-    shares = [share for _, share in replies]
-    sums = {}
-    for name, like in replies[0][0].tensors.items():
-        offsets = [(reply.path, reply.starts[f"tensors/{name}"]) for reply, _ in replies]
-        rows = FileRows(offsets, like.numel(), like.dtype)
+class StoredSums(Mapping[str, Tensor]):
+    """The weighted sums of stored replies, read in blocks of columns; the bits are those of `make`.
 
-        def add(at: int, end: int, block: Tensor) -> tuple[int, int, Tensor]:
-            total = make()
+    A sum is computed when it is read, and not kept: the float64 sum of a model takes the memory of two models. The
+    files must exist until the round is closed.
+    """
+
+    def __init__(
+        self, replies: Sequence[tuple[StoredReply, int]], make: type[BlockSum] | type[ExactSum] = BlockSum
+    ) -> None:
+        self._replies, self._make, self._like = replies, make, replies[0][0].tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._like)
+
+    def __len__(self) -> int:
+        return len(self._like)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._like
+
+    def __getitem__(self, name: str) -> Tensor:
+        like = self._like[name]
+        dtype = torch.float64 if like.is_floating_point() else torch.int64
+        return self._collected(name, lambda total: total, dtype)
+
+    def mean(self, name: str, weight: int, dtype: torch.dtype) -> Tensor:
+        """A sum divided by a weight, without a float64 copy of the whole sum."""
+        return self._collected(name, lambda total: (total.to(torch.float64) / weight).to(dtype), dtype)
+
+    def _collected(self, name: str, finish: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+        """The tensor of all blocks of a sum, each passed through `finish`."""
+        shares, like = [share for _, share in self._replies], self._like[name]
+        offsets = [(reply.path, reply.starts[f"tensors/{name}"]) for reply, _ in self._replies]
+        out = torch.empty(like.numel(), dtype=dtype)
+
+        def add(at: int, end: int, block: Tensor) -> None:
+            total = self._make()
             total.add_rows({"": block}, shares)
-            return at, end, total.result()[""]
+            out[at:end] = finish(total.result()[""])
 
-        out = torch.empty(like.numel(), dtype=torch.float64 if like.is_floating_point() else torch.int64)
-        for at, end, total in rows.map(add, numbers=WIDE):
-            out[at:end] = total
-        sums[name] = out.view(like.shape)
-    return sums
+        for _ in FileRows(offsets, like.numel(), like.dtype).map(add, numbers=COLUMNS):
+            pass
+        return out.view(like.shape)
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -290,8 +290,9 @@ class Evaluation:
     def _summed(self, answers: Reduced) -> dict[str, Any]:
         """The metrics of a secure sum, and whether one that must be there is missing."""
         if self.chosen is not None:
-            wrong_counts = self.chosen.fault(answers.sums)
-            values = self.chosen.results(answers.sums) if wrong_counts is None else {}
+            counts = dict(answers.sums)
+            wrong_counts = self.chosen.fault(counts)
+            values = self.chosen.results(counts) if wrong_counts is None else {}
             reason = f"the parties' numbers add up to no metrics: {wrong_counts}"
             hides = {"hidden": "a secure sum hides the metrics of each party"}
             return {**values, **hides, **({} if wrong_counts is None else {"unmeasured": reason})}

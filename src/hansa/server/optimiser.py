@@ -58,4 +58,5 @@ class Descent(ServerOptimizer):
         check_positive("lr", self.lr)
 
     def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        return self.lr * self.schedule.factor(state.round) * delta, {}
+        rate = self.lr * self.schedule.factor(state.round)
+        return delta if rate == 1.0 else rate * delta, {}  # no copy of a large model

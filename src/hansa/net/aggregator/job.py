@@ -257,6 +257,8 @@ class Job:
         model = make_model(table.model, table.dtype, ".", data.shape, outputs)
         models = make_models(table, ".", data.shape, outputs)
         objective = Objective(model, loss, run.seed, bf16=bf16)
+        if objective.module is not None:
+            objective.spec.share(objective.module, objective.initial)  # the aggregator only evaluates
         test, trusted, public = (
             aggregator_samples(central, kind, data.header) for kind in ("test", "trusted", "public")
         )

@@ -28,7 +28,7 @@ from hansa.net.aggregator.server import Server
 from hansa.net.transport.admission import Admission
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.listener import Listener
-from hansa.net.transport.process import end_on_signal, log_to_stderr, run_loop
+from hansa.net.transport.process import end_on_signal, log_to_stderr, return_freed_memory, run_loop
 from hansa.net.transport.prometheus import Metrics
 from hansa.net.transport.tls import server_context
 from hansa.ui.page import Page
@@ -160,6 +160,7 @@ async def _every(seconds: float, do: Callable[[], None]) -> None:
 def serve(path: Path, as_json: bool = False, listen: str | None = None, admin: str | None = None) -> None:
     """Run an aggregator until SIGTERM or SIGINT; `listen` and `admin` override its file."""
     log_to_stderr(as_json)
+    return_freed_memory()
     federation = FederationFolder.open(path)
     aggregator = Aggregator(dataclasses.replace(federation, serve=federation.serve.listening(listen, admin)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 log = logging.getLogger("hansa.net")
+MALLOC = {-3: 2**23, -1: 2**24}  # bytes: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD of glibc
 
 
 class Structured(logging.Formatter):
@@ -49,6 +51,17 @@ def log_to_stderr(as_json: bool) -> Structured:
     root.handlers, root.propagate = [handler], False
     root.setLevel(logging.INFO)
     return lines
+
+
+def return_freed_memory() -> None:
+    """Let the C library return large freed buffers, as of a model, to the system at once.
+
+    By default glibc keeps up to 64 MiB of freed memory per thread for later, once buffers of up to 32 MiB were freed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, size in MALLOC.items():
+            mallopt(option, size)
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
