@@ -55,6 +55,9 @@ class Adam(LocalSolver):
         return w, {"m": torch.zeros_like(w), "v": torch.zeros_like(w), "step": torch.zeros_like(w[0])}
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        if not ctx.stacked and w.device.type == "cpu":  # the bits of `step_in_place`
+            own = {name: carry[name].clone() for name in ("m", "v", "step")}
+            return self.step_in_place(ctx, w.clone(), direction, own)
         at = carry["step"] + 1
         m = torch.lerp(carry["m"], direction, 1 - self.beta1)
         v = torch.lerp(carry["v"], direction * direction, 1 - self.beta2)
@@ -62,3 +65,12 @@ class Adam(LocalSolver):
         spread = (1 - self.beta2**at).sqrt()
         along = m / (v.sqrt().add_(self.eps * spread))
         return w - along.mul_(ctx.rate * spread / (1 - self.beta1**at)), {"m": m, "v": v, "step": at}
+
+    def step_in_place(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        if ctx.stacked or w.device.type != "cpu":
+            return self.step(ctx, w, direction, carry)
+        # PyTorch's own Adam, which passes over each vector once; it takes the number of this step.
+        torch._fused_adam_([w], [direction], [carry["m"]], [carry["v"]], [], [carry["step"].add_(1)], lr=ctx.rate,
+                           beta1=self.beta1, beta2=self.beta2, weight_decay=0.0, eps=self.eps, amsgrad=False,
+                           maximize=False)  # fmt: skip
+        return w, carry

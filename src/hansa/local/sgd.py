@@ -65,3 +65,11 @@ class SGD(LocalSolver):
         velocity = torch.add(direction, carry["velocity"], alpha=self.momentum)
         along = torch.add(direction, velocity, alpha=self.momentum) if self.nesterov else velocity
         return descend(w, along, ctx.rate), {**carry, "velocity": velocity}
+
+    def step_in_place(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        if isinstance(ctx.rate, Tensor):
+            return self.step(ctx, w, direction, carry)
+        if self.momentum:
+            velocity = torch.add(direction, carry["velocity"], alpha=self.momentum, out=carry["velocity"])
+            direction = torch.add(direction, velocity, alpha=self.momentum) if self.nesterov else velocity
+        return w.sub_(direction, alpha=ctx.rate), carry

@@ -193,6 +193,8 @@ class LocalSolver(Op):
         cls.own_run = _overrides(cls, "run", "train", "drawn")
         if _depth(cls, "step_rule") > min(_depth(cls, "step"), _depth(cls, "direction")):
             cls.step_rule = LocalSolver.step_rule  # type: ignore[method-assign]
+        if _depth(cls, "step_in_place") > _depth(cls, "step"):
+            cls.step_in_place = LocalSolver.step_in_place  # type: ignore[method-assign]
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -236,6 +238,14 @@ class LocalSolver(Op):
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         """Take one step; return the new parameters and the new carry."""
         return descend(w, direction, ctx.rate), carry
+
+    def step_in_place(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """As `step`, with the same bits; may overwrite `w` and those tensors of the carry that `step` replaces.
+
+        It is called only after `step`, by a loop that has no other use for what `step` returned. A subclass that
+        overrides `step` does not inherit it.
+        """
+        return self.step(ctx, w, direction, carry)
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
@@ -359,6 +369,7 @@ class LocalSolver(Op):
         extra = {name: value for name, value in payload.items() if name != "model"}
         start, carry = self.start(ctx, model.w, extra, before)
         w, seen = start, torch.zeros((), dtype=torch.float64)
+        take = self.step
         for rows, key in zip(batches, keys, strict=True):
             go_on()
             index = ctx.rows = torch.from_numpy(rows).to(objective.device)
@@ -367,7 +378,8 @@ class LocalSolver(Op):
             else:
                 batch = load() if len(rows) == party.n else Batch(x[index], y[index], None)
             direction = self.direction(ctx, w, batch, carry, key)
-            w, carry = self.step(ctx, w, direction, carry)
+            w, carry = take(ctx, w, direction, carry)
+            take = self.step_in_place  # from the second step on, the vectors are those that a step has made
             seen = seen + (ctx.seen.to(torch.float64).cpu() if ctx.seen is not None else 0.0)
         tensors, after = self.finish(ctx, start, w, carry, before)
         metrics = {"train_loss": float(seen) / len(batches)} if self.tells_loss else {}
