@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 
 def set_deterministic(on: bool, warn_only: bool = False) -> None:
@@ -61,3 +62,16 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def unfilled_like(tensor: Tensor) -> Tensor:
+    """An uninitialised tensor, for a caller that writes every element.
+
+    With deterministic kernels, `torch.empty_like` fills the memory, which is one more pass over a large tensor.
+    """
+    fills = torch._C._get_deterministic_fill_uninitialized_memory()
+    torch._C._set_deterministic_fill_uninitialized_memory(False)
+    try:
+        return torch.empty_like(tensor)
+    finally:
+        torch._C._set_deterministic_fill_uninitialized_memory(fills)

@@ -101,8 +101,11 @@ class ParamSpec:
 
     def split(self, w: Tensor) -> dict[str, Tensor]:
         """The named trainable tensors, as views of a vector [d], or of a stack [K, d] as [K, ...]."""
-        pieces = torch.split(w, self._sizes, dim=-1)
-        return {e.name: p.view(*w.shape[:-1], *e.shape) for e, p in zip(self.weights, pieces, strict=True)}
+        pieces, lead = torch.split_with_sizes(w, self._sizes, dim=-1), w.shape[:-1]
+        return {
+            e.name: p if len(e.shape) == 1 else p.view(*lead, *e.shape)
+            for e, p in zip(self.weights, pieces, strict=True)
+        }
 
     def stacked(self, named: dict[str, Tensor]) -> Tensor:
         """The stack of vectors [K, d] from named trainable tensors: the inverse of `split`."""

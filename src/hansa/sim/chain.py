@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hansa.core import rng
+from hansa.core.determinism import unfilled_like
 from hansa.core.errors import HansaError
 from hansa.core.norms import row_norms
 from hansa.core.objective import Objective, kept_generator
@@ -37,6 +38,7 @@ _ELEMENTWISE: frozenset[Any] = _RELU | frozenset(
 )  # fmt: skip
 _FLATTEN: frozenset[Any] = frozenset([Tensor.flatten, torch.flatten])
 ROUNDING = 8  # units in the last place: the largest error of a length after clipping
+_THRESHOLD_BACKWARD = torch.ops.aten.threshold_backward.default
 _PREVIOUS, _ROWS = object(), object()  # in a call's arguments: the previous result, the number of rows
 
 
@@ -159,12 +161,13 @@ class ChainStep:
     rate: float | Tensor = 0.0
 
     def multiply(self, into: dict[str, Tensor], name: str, left: Tensor, right: Tensor) -> None:
-        """Take a parameter's step; its gradients are the product [K, a, b] x [K, b, c]."""
-        keep = self._decayed(into[name])
-        self._draw(into[name].baddbmm_(left, right, beta=keep, alpha=self.times), name)
+        """Take a parameter's step; its gradients are the product [K, a, b] x [K, b, c]; of one party, without K."""
+        at, keep = into[name], self._decayed(into[name])
+        product = at.addmm_ if at.dim() == 2 else at.baddbmm_
+        self._draw(product(left, right, beta=keep, alpha=self.times), name)
 
     def add(self, into: dict[str, Tensor], name: str, gradient: Tensor) -> None:
-        """Take a parameter's step; its gradients are [K, ...]."""
+        """Take a parameter's step; its gradients are [K, ...]; of one party, without K."""
         keep, at = self._decayed(into[name]), into[name]
         at.mul_(keep).add_(gradient, alpha=self.times) if keep else torch.mul(gradient, self.times, out=at)
         self._draw(at, name)
@@ -181,6 +184,9 @@ class ChainStep:
                 at.add_(self.toward[name], alpha=self.rate)
             else:
                 at.addcmul_(self.toward[name], _by_party(self.rate, at))
+
+
+GRADIENT = ChainStep(0.0, 1.0)  # writes the gradient itself
 
 
 def _by_party(values: Tensor, like: Tensor) -> Tensor:
@@ -231,37 +237,46 @@ class Chain:
 
     @torch.no_grad()
     def gradient(self, flat: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients [K, d] of the parties' mean losses, and each sample's loss times its share."""
-        out, split = torch.empty_like(flat), self.objective.spec.split
-        losses = self._sweep(split(flat), split(out), x, y, share, ChainStep(0.0, 1.0))
+        """The gradients [K, d] of the parties' mean losses, and each sample's loss times its share.
+
+        For one party `flat` and `share` may have no leading dimension: products of matrices are a little faster than
+        products of stacks of one matrix.
+        """
+        out, split = unfilled_like(flat), self.objective.spec.split
+        losses = self._sweep(split(flat), split(out), x, y, share, GRADIENT)
         return out, losses
 
     def alone(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """The gradient and the mean loss of one party; a `rule` for Context."""
         n = len(batch.x)
         if n not in self._shares:
-            self._shares[n] = torch.full((1, n), 1.0 / n, dtype=w.dtype)
-        share = self._shares[n] if batch.mask is None else (batch.mask / batch.mask.sum()).unsqueeze(0)
-        gradient, losses = self.gradient(w.unsqueeze(0), self.objective.laid_out(batch.x), batch.y, share)
-        return gradient[0], losses.sum()
+            self._shares[n] = torch.full((n,), 1.0 / n, dtype=w.dtype)
+        share = self._shares[n] if batch.mask is None else batch.mask / batch.mask.sum()
+        gradient, losses = self.gradient(w, self.objective.laid_out(batch.x), batch.y, share)
+        return gradient, losses.sum()
 
     def _sweep(self, weights: dict[str, Tensor], into: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
                step: ChainStep, bound: float | None = None) -> Tensor:  # fmt: skip
-        """Forward and backward pass; the parameters `into` take their step, from the last layer to the first."""
-        k = len(share)
+        """Forward and backward pass; the parameters `into` take their step, from the last layer to the first.
+
+        For a single party, without a leading dimension, `share` is [B].
+        """
+        single, k = share.dim() == 1, len(share)
         held: list[Any] = []
-        alone = {name: weights[name][0].data.requires_grad_() for name in self.others}
+        alone = {name: (weights[name] if single else weights[name][0]).data.requires_grad_() for name in self.others}
         h = x
         for place, link in enumerate(self.links):
             if link.weight:
                 self.flat &= h.dim() == 2
+                weight, bias = weights[link.weight], None if link.bias is None else weights[link.bias]
+                if single:
+                    held.append((h.reshape(-1, h.shape[-1]), h.shape))
+                    h = F.linear(h, weight, bias)
+                    continue
                 rows = h.reshape(k, -1, h.shape[-1])
                 held.append((rows, h.shape))
-                across = weights[link.weight].transpose(1, 2)
-                if link.bias is None:
-                    out = torch.bmm(rows, across)
-                else:
-                    out = torch.baddbmm(weights[link.bias].unsqueeze(1), rows, across)
+                across = weight.mT
+                out = torch.bmm(rows, across) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, across)
                 h = out.view(*h.shape[:-1], -1)
             elif link.relu:
                 h = h.relu_() if place else h.relu()
@@ -285,14 +300,14 @@ class Chain:
             link = self.links[place]
             if link.weight:
                 rows, shape = held[place]
-                above = back.reshape(k, -1, back.shape[-1])
+                above = back.reshape(-1, back.shape[-1]) if single else back.reshape(k, -1, back.shape[-1])
                 if place and not (place == 1 and held[0] is None):
-                    back = torch.bmm(above, weights[link.weight]).view(shape)
+                    back = torch.matmul(above, weights[link.weight]).view(shape)
                 due.append((link, above, rows))
                 if bound is None:
                     self._take(into, step, due.pop())
             elif link.relu:
-                back = torch.ops.aten.threshold_backward(back, held[place], 0)
+                back = _THRESHOLD_BACKWARD(back, held[place], 0)
             elif held[place] is not None:
                 leaf, out = held[place]
                 leaves = [alone[name] for name in link.names] + ([leaf] if place else [])
@@ -300,7 +315,7 @@ class Chain:
                     total = (out * back).sum()
                 gradients = torch.autograd.grad(total, leaves)
                 for name, gradient in zip(link.names, gradients, strict=False):
-                    step.add(into, name, gradient.unsqueeze(0))
+                    step.add(into, name, gradient if single else gradient.unsqueeze(0))
                 back = gradients[-1]
         if bound is not None:
             for layer in self._clipped(due, share, bound, step.rate):
@@ -311,9 +326,9 @@ class Chain:
     def _take(into: dict[str, Tensor], step: ChainStep, layer: tuple[Link, Tensor, Tensor]) -> None:
         """Take a linear layer's step, from the gradients of its outputs and its inputs."""
         link, above, rows = layer
-        step.multiply(into, link.weight, above.transpose(1, 2), rows)
+        step.multiply(into, link.weight, above.mT, rows)
         if link.bias is not None:
-            step.add(into, link.bias, above.sum(1))
+            step.add(into, link.bias, above.sum(-2))
 
     @staticmethod
     def _clipped(due: list[tuple[Link, Tensor, Tensor]], share: Tensor, clip: float,
