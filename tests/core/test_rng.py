@@ -159,3 +159,26 @@ def test_coordinates_are_different_places_and_each_is_as_likely(size: int, count
 def test_more_coordinates_than_places_are_refused() -> None:
     with pytest.raises(ValueError, match=r"count must lie in 0\.\.3, got 4"):
         rng.coordinates(MANY[:1], 3, 4)
+
+
+@pytest.mark.parametrize(("count", "dtype", "apart"), [
+    (1, torch.float64, 1e-12), (70_001, torch.float64, 1e-12), (70_001, torch.float32, 2e-5),
+])  # fmt: skip
+def test_noise_on_a_cpu_is_the_noise_of_other_devices(count: int, dtype: torch.dtype, apart: float) -> None:
+    drawn = rng.noise(KEY, count, dtype)
+    assert drawn.shape == (count,) and drawn.dtype == dtype
+    torch.testing.assert_close(drawn, rng.by_torch(KEY, count, dtype), rtol=0, atol=apart)
+
+
+def test_noise_is_box_and_muller_of_a_hash_per_pair() -> None:
+    first, stride = (rng.folded(int(KEY), index) % 2**64 for index in (0, 1))
+    pairs = []
+    for n in range(5):
+        z = (first + n * (stride | 1)) % 2**64
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+        z ^= z >> 31
+        radius, angle = math.sqrt(-2 * math.log(((z >> 24) + 0.5) / 2**40)), 2 * math.pi * (z % 2**24) / 2**24
+        pairs.append((radius * math.cos(angle), radius * math.sin(angle)))
+    expected = [cosine for cosine, _ in pairs] + [sine for _, sine in pairs]
+    assert rng.noise(KEY, 9, torch.float64).tolist() == pytest.approx(expected[:9], abs=1e-12)

@@ -7,6 +7,7 @@ import json
 import zlib
 from typing import Any
 
+import numpy as np
 import torch
 
 import hansa
@@ -35,8 +36,8 @@ def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
     here = engine.objective.device  # an engine on other machines names their cards itself
     card = {"gpu": torch.cuda.get_device_name(here), "cuda": torch.version.cuda} if here.type == "cuda" else {}
     return {
-        "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "device": device,
-        "numerics": NUMERICS, **card, **engine.plan(), **({"frozen": base} if base else {}),
+        "torch": torch.__version__, "numpy": np.__version__, "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": device, "numerics": NUMERICS, **card, **engine.plan(), **({"frozen": base} if base else {}),
         **({"models": list(models.turn)} if models is not None else {}),
     }  # fmt: skip
 

@@ -110,8 +110,7 @@ class Stack:
         self.solver.prepare(engine.objective, some, shards.targets)
         if not regular(self.solver):  # its steps may depend on more than the size
             each = self.solvers if len(self.solvers) > 1 else self.solvers * len(self.members)
-            taken = [len(solver.batches(shards.size(m.party), engine.seed, m.in_round(self.round), m.party))
-                     for solver, m in zip(each, self.members, strict=True)]  # fmt: skip
+            taken = [self._count(solver, m) for solver, m in zip(each, self.members, strict=True)]
             order = sorted(range(len(taken)), key=lambda k: -taken[k])
             self.members, self.solvers = [self.members[k] for k in order], [each[k] for k in order]
         self.sizes: list[int] = shards.sizes(np.array([member.party for member in self.members])).tolist()
@@ -126,6 +125,13 @@ class Stack:
         self.rate: float | Tensor = rates[0]
         if len(set(rates)) > 1:
             self.rate = torch.tensor(rates, dtype=self.dtype, device=self.device)
+
+    def _count(self, solver: LocalSolver, member: PartyWork) -> int:
+        """The number of steps of a party whose batches are listed."""
+        size, engine = self.engine.holdings.train.size(member.party), self.engine
+        if not solver.own_batches:
+            return solver.count(size)
+        return len(solver.batches(size, engine.seed, member.in_round(self.round), member.party))
 
     @functools.cached_property
     def plan(self) -> BatchSchedule:

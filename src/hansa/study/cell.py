@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import hansa
@@ -108,7 +109,7 @@ def canonical(experiment: Experiment) -> dict[str, Any]:
         "experiment": tree,
         "place": str(Path(experiment.folder).resolve()) if beside else None,
         "inputs": inputs(experiment),
-        "bits": {"hansa": hansa.__version__, "numerics": NUMERICS, "torch": torch.__version__,
+        "bits": {"hansa": hansa.__version__, "numerics": NUMERICS, "torch": torch.__version__, "numpy": np.__version__,
                  "cpu": torch.backends.cpu.get_cpu_capability(), "gpu": card},
     }  # fmt: skip
 
