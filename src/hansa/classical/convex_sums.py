@@ -42,8 +42,8 @@ class Features(NamedTuple):
         flat = x.flatten(1).double()
         if self.fourier:
             frequencies, phases = _drawn(self.key, flat.shape[1], self.fourier)
-            angles = math.sqrt(2 * self.gamma) * flat @ frequencies.to(x.device) + phases.to(x.device)
-            flat = math.sqrt(2 / self.fourier) * torch.cos(angles)
+            flat = torch.addmm(phases.to(x.device), math.sqrt(2 * self.gamma) * flat, frequencies.to(x.device))
+            flat.cos_().mul_(math.sqrt(2 / self.fourier))
         return torch.cat([flat.new_ones(flat.shape[0], 1), flat], 1) if self.intercept else flat
 
 
@@ -130,7 +130,10 @@ class ConvexSums(Op):
         if self.loss == "hinge":
             return {"loss": _times(short, weights).sum(), "gradient": _times(-sign * (short > 0), weights).T @ f}
         weighted = _times(f, weights)
-        blocks = [2 * weighted[active].T @ f[active] for active in (short > 0).T]
+        blocks = []
+        for active in (short > 0).T:
+            rows = f[active]
+            blocks.append(2 * ((rows if weights is None else weighted[active]).T @ rows))
         return {
             "loss": _times(short**2, weights).sum(),
             "gradient": _times(-2 * sign * short, weights).T @ f,

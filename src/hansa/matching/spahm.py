@@ -85,17 +85,22 @@ def k_means(rows: Tensor, count: int, draws: Any) -> tuple[Tensor, Tensor]:
         chosen.append(min(int(torch.searchsorted(apart.cumsum(0), at, right=True)), len(rows) - 1))
         apart = torch.minimum(apart, (rows - rows[chosen[-1]]).square().sum(1))
     means = rows[chosen]
-    nearest = torch.cdist(rows, means).argmin(1)
+    nearest = nearest_mean(rows, means)
     for _ in range(PASSES):
         go_on()
         sizes = torch.bincount(nearest, minlength=len(means)).double()[:, None]
         sums = torch.zeros_like(means).index_add_(0, nearest, rows)
         means = torch.where(sizes > 0, sums / sizes.clamp(min=1), means)
-        again = torch.cdist(rows, means).argmin(1)
+        again = nearest_mean(rows, means)
         if torch.equal(again, nearest):
             break
         nearest = again
     return means, nearest
+
+
+def nearest_mean(rows: Tensor, means: Tensor) -> Tensor:
+    """The mean nearest to each row: the least ||m||^2 - 2 <row, m>, which is the squared distance less ||row||^2."""
+    return torch.addmm(means.square().sum(1), rows, means.T, alpha=-2.0).argmin(1)
 
 
 @register("spahm")

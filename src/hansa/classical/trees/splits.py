@@ -96,7 +96,9 @@ def best_splits(sums: Array, bins: Bins, features: Array, rule: SplitRule,
     at = owner[places]
     left = running[:, places] - before[:, at]
     total = whole[:, None]
-    gain = np.stack([_both(rule, left + missing[:, at], total), _both(rule, left, total)], axis=2)
+    right_way = _both(rule, left, total)  # missing values on the right
+    left_way = _both(rule, left + missing[:, at], total) if missing.any() else right_way
+    gain = np.stack([left_way, right_way], axis=2)
     gain[:, position[places] == last[places] - 1, 0] = -np.inf  # all numbers and missing values on the left
     if allowed is not None:
         gain[~allowed[:, at]] = -np.inf
@@ -106,11 +108,11 @@ def best_splits(sums: Array, bins: Bins, features: Array, rule: SplitRule,
     for node in range(len(sums)):
         choice: NodeSplit | None = None
         if flat.shape[1] and flat[node, best[node]] > 0:
-            place, right_way = divmod(int(best[node]), 2)
+            place, to_right = divmod(int(best[node]), 2)
             f = int(at[place])
-            lefts = left[node, place] + (0 if right_way else missing[node, f])
+            lefts = left[node, place] + (0 if to_right else missing[node, f])
             rights = whole[node] - lefts
-            goes = not right_way if missing[node, f, -1] else bool(lefts[-1] >= rights[-1])
+            goes = not to_right if missing[node, f, -1] else bool(lefts[-1] >= rights[-1])
             choice = NodeSplit(float(flat[node, best[node]]), int(features[f]), int(position[places[place]]), goes,
                                None, lefts, rights)  # fmt: skip
         for f in np.flatnonzero(~numeric).tolist():
