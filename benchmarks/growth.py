@@ -113,7 +113,11 @@ def draw(found: dict[str, list[float]], population: Any, long: dict[str, list[fl
     for name, rows in population.items():
         right.plot([row["parties"] for row in rows], [1e3 * row["seconds"] for row in rows], "o-", label=name)
     right.set(
-        xscale="log", xlabel="parties in all", title="population (logistic, 1,000 parties per round)", ylim=(0, None)
+        xscale="log",
+        xlabel="parties in all",
+        ylabel="ms per round",
+        ylim=(0, None),
+        title="population (logistic, 1,000 parties per round)",
     )
     right.legend()
     right.grid(alpha=0.3)
