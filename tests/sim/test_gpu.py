@@ -208,6 +208,8 @@ def agree(
 def test_a_recorded_stack_trains_as_each_party_does_alone(model: Any, solver: LocalSolver, device: str) -> None:
     engine = agree(task(model), solver, device, chunk=8, compiles=model is dense and isinstance(solver, Corrected))
     assert len(engine.programs) == 1  # replayed, not recorded anew
+    engine.close()
+    assert not engine.programs and not engine.traces  # the memory of the recordings is free for another run
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -122,6 +122,11 @@ class StackedEngine(ReferenceEngine):
         self.programs.clear()  # recordings read the samples at their old place
         self.traces.clear()
 
+    def close(self) -> None:
+        self.programs.clear()  # recordings hold a GPU's memory
+        self.traces.clear()
+        super().close()
+
     def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         if not isinstance(unwrap(op)[1], LocalSolver):
             yield from self._together(op, members, round)
