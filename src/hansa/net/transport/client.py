@@ -15,7 +15,7 @@ import re
 import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -261,21 +261,21 @@ class Client:
         """
         turn: Turn | None = None
         stored = 0  # the last offset that was acknowledged; the answer to a later chunk may be older
-        under_way: deque[tuple[int, asyncio.Task[tuple[Mapping[str, str], bytes]]]] = deque()
+        under_way: deque[tuple[int, asyncio.Task[Mapping[str, str] | Exception]]] = deque()
         try:
             while at < len(data) or under_way:
                 while at < len(data) and len(under_way) < WINDOW:
                     chunk, turn = data[at : at + CHUNK], Turn(turn)
                     call = self.call("PUT", f"{path}?at={at}", chunk, about, turn=turn)
                     at += len(chunk)
-                    under_way.append((at, asyncio.create_task(call)))
+                    under_way.append((at, asyncio.create_task(_headers_of(call))))
                 end, task = under_way.popleft()
-                try:
-                    here = _required_offset((await task)[0])
-                except Refusal as error:
-                    if error.status != 416 or error.at is None:
-                        raise
-                    return max(stored, error.at)
+                answer = await task
+                if isinstance(answer, Refusal) and answer.status == 416 and answer.at is not None:
+                    return max(stored, answer.at)
+                if isinstance(answer, Exception):
+                    raise answer
+                here = _required_offset(answer)
                 if here != end:
                     return here
                 stored = here
@@ -320,6 +320,14 @@ async def _pieces(
         yield body[at : at + PIECE]
     send_timeout.reschedule(None)
     turn.over.set()
+
+
+async def _headers_of(call: Awaitable[tuple[Mapping[str, str], bytes]]) -> Mapping[str, str] | Exception:
+    """The headers of a response, or the error of the call: nobody may be waiting for it any more."""
+    try:
+        return (await call)[0]
+    except Exception as error:
+        return error
 
 
 async def _end(tasks: list[asyncio.Task[Any]]) -> None:
