@@ -27,29 +27,14 @@ from torch import Tensor, nn
 WARM, RATE, LETTERS, WORDS = 3, 0.05, 90, 50257
 
 
-class Block(nn.Module):
-    """Two 3 by 3 convolutions with GroupNorm beside a shortcut."""
-
-    def __init__(self, before: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(before, channels, 3, stride, 1, bias=False), nn.GroupNorm(2, channels), nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, 1, 1, bias=False), nn.GroupNorm(2, channels),
-        )  # fmt: skip
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, channels, 1, stride, bias=False), nn.GroupNorm(2, channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.body(x) + self.shortcut(x))
-
-
 def resnet18() -> nn.Module:
     """ResNet-18 for images of 32 by 32 (He et al. 2016), with GroupNorm: 11.2 million parameters."""
+    from hansa.models.resnet import ResidualBlock
+
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.GroupNorm(2, 64), nn.ReLU()]
     before = 64
     for stage, channels in enumerate((64, 128, 256, 512)):
-        layers += [Block(before, channels, 2 if stage else 1), Block(channels, channels, 1)]
+        layers += [ResidualBlock(before, channels, 2 if stage else 1, 2), ResidualBlock(channels, channels, 1, 2)]
         before = channels
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 

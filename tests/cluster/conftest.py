@@ -34,7 +34,7 @@ class LocalCluster:
 
     @contextmanager
     def cards(self, count: int) -> Iterator[None]:
-        """Add a machine with 8 CPUs and so many GPUs, which do not exist: Ray believes what it is told."""
+        """Add a machine with 8 CPUs and this many GPUs, which do not exist: Ray believes what it is told."""
         node = self._cluster.add_node(num_cpus=8, num_gpus=count, object_store_memory=STORE)
         try:
             yield

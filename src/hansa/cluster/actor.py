@@ -17,7 +17,7 @@ from hansa.cluster.columns import ColumnHolder
 from hansa.cluster.placement import PlacedHoldings
 from hansa.cluster.trees import pack, packed, unpack
 from hansa.core import codec
-from hansa.core.determinism import set_deterministic
+from hansa.core.determinism import card, set_deterministic
 from hansa.core.errors import DataError, HansaError
 from hansa.core.losses import Loss
 from hansa.core.objective import Objective
@@ -36,13 +36,6 @@ def versions() -> dict[str, str]:
     """The versions on which the bits of a run depend."""
     own = importlib.metadata.version("hansa")
     return {"Python": platform.python_version(), "torch": torch.__version__, "hansa": own}
-
-
-def card(device: str) -> dict[str, str | None] | None:
-    """The GPU and the version of CUDA on which the bits of a run depend; None if torch cannot use a GPU."""
-    if device == "cpu":
-        return {}
-    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if torch.cuda.is_available() else None
 
 
 @dataclass
@@ -114,8 +107,9 @@ class Trainer(ColumnHolder):
         a GPU that it should have, the actor does nothing.
         """
         setting: Setting = self._ray.get(reference[0])
+        usable = setting.device == "cpu" or torch.cuda.is_available()
         said = {"node": self._ray.get_runtime_context().get_node_id(), "versions": versions(),
-                "card": card(setting.device)}  # fmt: skip
+                "card": card(torch.device(setting.device)) if usable else None}  # fmt: skip
         if said["card"] is None:
             return said
         self._device = setting.device

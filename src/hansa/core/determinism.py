@@ -64,6 +64,11 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def card(device: torch.device) -> dict[str, str | None]:
+    """The GPU and the version of CUDA on which the bits of a run depend; nothing for a CPU."""
+    return {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda} if device.type == "cuda" else {}
+
+
 def unfilled_like(tensor: Tensor) -> Tensor:
     """An uninitialised tensor, for a caller that writes every element.
 

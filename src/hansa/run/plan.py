@@ -13,6 +13,7 @@ import torch
 import hansa
 from hansa.adversary import Adversary
 from hansa.core.algorithm import Algorithm
+from hansa.core.determinism import card
 from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, check_name, fill, from_config, to_config
 from hansa.core.task import Holdings
@@ -33,11 +34,10 @@ def plan(engine: ReferenceEngine, device: str) -> dict[str, Any]:
     """The software and hardware that the bits of a run depend on."""
     models = engine.holdings.models
     base = engine.objective.base if models is None else models.bases
-    here = engine.objective.device  # an engine on other machines names their cards itself
-    card = {"gpu": torch.cuda.get_device_name(here), "cuda": torch.version.cuda} if here.type == "cuda" else {}
+    here = card(engine.objective.device)  # an engine on other machines names their cards itself
     return {
         "torch": torch.__version__, "numpy": np.__version__, "cpu": torch.backends.cpu.get_cpu_capability(),
-        "device": device, "numerics": NUMERICS, **card, **engine.plan(), **({"frozen": base} if base else {}),
+        "device": device, "numerics": NUMERICS, **here, **engine.plan(), **({"frozen": base} if base else {}),
         **({"models": list(models.turn)} if models is not None else {}),
     }  # fmt: skip
 

@@ -123,8 +123,7 @@ class StackedEngine(ReferenceEngine):
         self.traces.clear()
 
     def close(self) -> None:
-        self.programs.clear()  # recordings hold a GPU's memory
-        self.traces.clear()
+        self.data_changed()  # recordings hold a GPU's memory
         super().close()
 
     def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:

@@ -47,8 +47,7 @@ def faster_apart(engine: StackedEngine, work: RunSize) -> bool:
 
 def _trial(engine: StackedEngine, count: int, width: int, apart: bool) -> float | None:
     """Seconds of a recorded step of a stack, not compiled; None if it cannot be recorded."""
-    before = engine.apart, engine.compiles
-    engine.apart, engine.compiles = apart, False
+    compiles, engine.compiles = engine.compiles, False
     try:
         program = Program(engine, SGD(lr=1e-6, batch=width), count, width, True, plain_state(engine, count), apart)
         program.make_room(1)
@@ -67,7 +66,7 @@ def _trial(engine: StackedEngine, count: int, width: int, apart: bool) -> float 
         log.info("parties cannot be tried %s: %s", "apart" if apart else "stacked", first_line(error))
         return None
     finally:
-        engine.apart, engine.compiles = before
+        engine.compiles = compiles
         if engine.objective.device.type == "cuda":
             torch.cuda.empty_cache()
 
