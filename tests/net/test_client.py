@@ -8,7 +8,8 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -48,6 +49,22 @@ def test_the_aggregators_own_word_is_a_least_pause_within_the_bounds(wait: float
     assert 0.5 <= seconds <= 90 and seconds >= min(wait, 60)
 
 
+@asynccontextmanager
+async def served(answer: Any, key: keys.PrivateKey | None, patience: int | None = None) -> AsyncIterator[Client]:
+    """A client, not entered yet, of a server that answers so."""
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        client = Client(f"https://127.0.0.1:{port}/", unverified_context(), key, patience)
+        client.url = f"http://127.0.0.1:{port}"  # these tests do not depend on TLS
+        yield client
+    finally:
+        await runner.cleanup()
+
+
 class Far:
     """A server with scripted responses, and a client whose pauses are short."""
 
@@ -76,19 +93,10 @@ class Far:
 
     def call(self, *given: Any, patience: int | None = None, key: keys.PrivateKey | None = None, **more: Any) -> Any:
         async def main() -> Any:
-            runner = web.ServerRunner(web.Server(self._answer))
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-            try:
-                client = Client(f"https://127.0.0.1:{port}/", unverified_context(), key, patience)
-                client.url = f"http://127.0.0.1:{port}"  # these tests do not depend on TLS
+            async with served(self._answer, key, patience) as client:
                 client.pace.update(self.told)
                 async with client:
                     return await client.call(*given, **more)
-            finally:
-                await runner.cleanup()
 
         return asyncio.run(main())
 
@@ -188,19 +196,9 @@ class Shelf:
         """Let a client send data."""
 
         async def main() -> None:
-            runner = web.ServerRunner(web.Server(self.answer))
-            await runner.setup()
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-            client = Client(f"https://127.0.0.1:{port}/", unverified_context(), keys.new_key())
-            client.url = f"http://127.0.0.1:{port}"
-            try:
-                async with client:
-                    blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
-                    await client.send("/v1/uploads", blob, memoryview(data), About())
-            finally:
-                await runner.cleanup()
+            async with served(self.answer, keys.new_key()) as client, client:
+                blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+                await client.send("/v1/uploads", blob, memoryview(data), About())
 
         asyncio.run(asyncio.wait_for(main(), 60))
 
