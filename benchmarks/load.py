@@ -32,6 +32,7 @@ import json
 import os
 import random
 import resource
+import select
 import signal
 import sqlite3
 import subprocess
@@ -59,6 +60,7 @@ from hansa.net.transport.pacing import POLL, RECONNECTS  # noqa: E402
 from hansa.net.transport.process import run_loop  # noqa: E402
 
 EACH = 5000  # parties in one process
+PATIENCE = 600.0  # seconds in which a process answers, or ends
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -111,14 +113,30 @@ class Crowds:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-        return [json.loads(process.stdout.readline()) for process in self.processes]  # type: ignore[union-attr]
+        return [json.loads(_line(process.stdout)) for process in self.processes]
 
     def close(self) -> None:
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.close()
         for process in self.processes:
-            process.wait()
+            ended(process)
+
+
+def _line(stream: Any) -> str:
+    """The next line of a process, which says nothing unless it is asked."""
+    if not select.select([stream], [], [], PATIENCE)[0]:
+        raise SystemExit(f"the parties do not answer within {PATIENCE:g} s")
+    return str(stream.readline())
+
+
+def ended(process: subprocess.Popen[Any]) -> None:
+    """Wait for the end of a process; kill it if it does not end."""
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise SystemExit(f"a process did not end within {PATIENCE:g} s: {process.args}") from None
 
 
 def status(pid: int) -> dict[str, float]:
@@ -175,9 +193,11 @@ class Load:
         self.found: dict[str, Any] = {"parties": parties, "cores": len(os.sched_getaffinity(0))}
 
     def close(self) -> None:
-        self.crowds.close()
-        self.server.send_signal(signal.SIGTERM)
-        self.server.wait()
+        try:
+            self.crowds.close()
+        finally:
+            self.server.send_signal(signal.SIGTERM)
+            ended(self.server)
 
     def until_back(self, needed: int, seconds: float, since: float) -> dict[str, Any]:
         """Wait until a number of parties is connected; return the times of arrival, in seconds since `since`."""
@@ -291,7 +311,7 @@ class Load:
         self.crowds.seen()
         began = time.time()
         self.server.send_signal(sign)
-        self.server.wait()
+        ended(self.server)
         down = time.time() - began
         self.server = served(self.folder)
         found = self.until_back(self.parties, 180, began)

@@ -7,14 +7,15 @@ chosen point. They are forked from a process that has torch loaded, which saves 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
 import sqlite3
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,6 @@ from msgspec import structs
 sys.path.append(str(Path(__file__).parents[1]))
 
 from forked import processes, warm_up
-from hansa.core.errors import HansaError
 from hansa.experiment.config import Experiment, read
 from hansa.experiment.settings import Run
 from hansa.net.aggregator.federation import FederationFolder, init
@@ -46,7 +46,8 @@ from hansa.testing import RecordedArrivals
 
 PARTIES = ("north", "north-east", "south")  # one name is a prefix of another
 AGGREGATOR = "aggregator"
-PATIENCE = 600.0  # seconds without any change in the ledger after which a federation counts as stuck
+PATIENCE = 600.0  # seconds without progress after which a federation counts as stuck
+FUTILE = 20  # kills without progress after which a job is left alone until it makes progress again
 FAILURES = 20  # exits of a process by itself, for example a party that finds no aggregator for its enrolment
 
 
@@ -79,6 +80,7 @@ class Federation:
             self._join(name, made)
         self.kills = 0
         self._marks = 0
+        self._submitter, self._over = ThreadPoolExecutor(1), False
 
     def _init(self) -> FederationFolder:
         return init(self.home, "chaos", PARTIES, ["127.0.0.1"], free_port())
@@ -93,10 +95,12 @@ class Federation:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over = True
         for member in self.members.values():
             if member.process is not None:
                 member.process.kill()
                 member.process.join()
+        self._submitter.shutdown()
 
     def _start(self, member: Member) -> None:
         member.doom = None
@@ -141,36 +145,39 @@ class Federation:
         self.tell(f"{self.kills}: killed {name}")
         return True
 
-    def submit(self, experiment: Experiment, name: str) -> None:
-        """Submit a job, and repeat until it is accepted, as an operator would."""
-
-        def insist() -> None:
-            while not self.rows("SELECT 1 FROM jobs WHERE name = ?", name):
-                try:
-                    self.operator.submit(experiment, name)
-                except HansaError:
-                    time.sleep(0.1)
-
-        threading.Thread(target=insist, daemon=True).start()
+    def _submit(self, experiment: Experiment, name: str) -> None:
+        """Submit a job, again and again while the aggregator is away. A refusal is an error: no restart mends it."""
+        while not self._over and not self.rows("SELECT 1 FROM jobs WHERE name = ?", name):
+            try:
+                self.operator.submit(experiment, name)
+            except Unreachable:
+                time.sleep(0.1)
 
     def run(self, experiment: Experiment, name: str, strike: Callable[[], None] = lambda: None) -> str:
         """Submit a job and restart processes until the job has ended and no further death is planned; `strike` may kill
-        a process at any moment."""
+        a process at any moment.
+
+        The job makes progress when it is accepted, when it closes a round, when it ends, and when a planned death is
+        over: so often that the wait ends. Neither restarts nor the deaths by `strike` count as progress.
+        """
         self.tend()
-        self.submit(experiment, name)
-        job, before, last = f"{name}-1", None, time.monotonic()
+        submission = self._submitter.submit(self._submit, experiment, name)
+        job, before, last, kills = f"{name}-1", None, time.monotonic(), self.kills
         while True:
-            strike()
+            if self.kills - kills < FUTILE:
+                strike()
             self.tend()
-            ended = self.rows(f"SELECT 1 FROM jobs WHERE id = ? AND status IN {ENDED}", job)
-            if ended and not any(member.dooms for member in self.members.values()):
+            if submission.done():
+                submission.result()
+            left = {member.name: len(member.dooms) for member in self.members.values() if member.dooms}
+            status = [row["status"] for row in self.rows("SELECT status FROM jobs WHERE id = ?", job)]
+            if not left and status and status[0] in ENDED:
                 return job
-            now = self.rows("SELECT (SELECT max(seq) FROM log), (SELECT count(*) FROM replies), (SELECT count(*) FROM "
-                            "asks WHERE closed IS NOT NULL)"), self.kills  # fmt: skip
+            now = bool(status), len(self.rows("SELECT 1 FROM rounds WHERE job = ?", job)), left
             if now != before:
-                before, last = now, time.monotonic()
-            left = {member.name: member.dooms for member in self.members.values() if member.dooms}
-            assert time.monotonic() - last < PATIENCE, f"nothing happens, and still to die: {left}\n{self.logs()}"
+                before, last, kills = now, time.monotonic(), self.kills
+            why = f"no progress of {name} (accepted, rounds, deaths to come: {now}) since {self.kills - kills} kills"
+            assert time.monotonic() - last < PATIENCE, f"{why}\n{self.logs()}"
             time.sleep(0.01)
 
     def rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
@@ -343,7 +350,7 @@ def simulated(experiment: Experiment, folder: Path, clock: RecordedArrivals | No
 
 @dataclass
 class Striker:
-    """Kills processes after random pauses, `count` times in all; half of the time the aggregator."""
+    """Kills processes after random pauses, `kills` times in all; half of the time the aggregator."""
 
     federation: Federation
     kills: int
@@ -373,13 +380,16 @@ ALGORITHMS = {
 
 def campaign(folder: Path, kills: int, seed: int, tell: Callable[[str], None] = lambda line: None,
              rounds: int = 6) -> list[str]:  # fmt: skip
-    """Run jobs, one after another and at least two, until `count` processes were killed at random moments. Each job
-    must end with the bits of its simulation. Returns the names of the jobs."""
+    """Run jobs, one after another, until `kills` processes were killed at random moments. Each job must end with the
+    bits of its simulation. The kills are shared out so that there are at least two jobs, and from 100 kills on at least
+    one job of each algorithm. Returns the names of the jobs."""
     jobs: list[str] = []
     expected: dict[str, bytes] = {}
+    least = 2 if kills < 100 else len(ALGORITHMS)
     with Federation(folder, tell) as federation:
-        strike = Striker(federation, kills, random.Random(seed))
-        while strike.kills > 0 or len(jobs) < 2:
+        strike = Striker(federation, 0, random.Random(seed))
+        while federation.kills < kills or len(jobs) < least:
+            strike.kills = math.ceil((kills - federation.kills) / max(1, least - len(jobs)))  # of this job
             kind = list(ALGORITHMS)[len(jobs) % len(ALGORITHMS)]
             name = f"{kind}-{len(jobs)}"
             waits = kind == "fedbuff"
@@ -394,7 +404,7 @@ def campaign(folder: Path, kills: int, seed: int, tell: Callable[[str], None] = 
                     expected[kind] = simulated(experiment, folder / "runs" / name)
                 wanted = expected[kind]
             assert federation.model(job) == wanted, f"{job} ended with other bits\n{federation.logs()}"
-            tell(f"{job}: the bits of the simulation, after {kills - strike.kills} of {kills} kills")
+            tell(f"{job}: the bits of the simulation, after {federation.kills} of {kills} kills")
             jobs.append(job)
         federation.check_tidy(jobs)
     return jobs

@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from chaos_kit import AGGREGATOR, PATIENCE, Federation, simulated
 
 from hansa.core import codec
 from hansa.experiment.config import Experiment, read
 from hansa.net.operator import ENDED
+
+pytestmark = pytest.mark.slow
 
 TOML = """
 [task]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from weather import Climate, Faults, campaign
+
+pytestmark = pytest.mark.slow
 
 
 def test_rounds_over_bad_lines_close_with_those_who_answered_and_everybody_comes_back(tmp_path: Path) -> None:

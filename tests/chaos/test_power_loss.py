@@ -34,6 +34,8 @@ from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Answer, Receipt
 from hansa.privacy import spent
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def memory() -> Iterator[Path]:

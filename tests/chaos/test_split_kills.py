@@ -84,6 +84,16 @@ def experiment(folder: Path, **run: Any) -> Experiment:
     return parse({"task": task, "algorithm": to_config(own), "run": {"rounds": 2, "seed": 3, **run}}, str(folder))
 
 
+def ended(operator: Operator, job: str) -> dict[str, Any]:
+    """Wait for the end of a job; returns the job."""
+    end = time.monotonic() + PATIENCE
+
+    def check() -> None:
+        assert time.monotonic() < end, operator.job(job)
+
+    return operator.wait(job, check=check, known=True)
+
+
 def pieces(memory: Memory) -> Memory:
     found = {name: value for name, value in memory.items() if name.startswith(PREFIX)}
     assert found
@@ -106,7 +116,7 @@ def killed_in_session(federation: Killable, operator: Operator, own: Experiment,
             return job
         assert time.monotonic() < end, done
         federation.back(name)  # a busy machine came too late
-        operator.wait(job, known=True)
+        ended(operator, job)
 
 
 @pytest.mark.slow
@@ -115,7 +125,7 @@ def test_a_party_that_is_killed_in_a_session_comes_back_and_the_job_has_the_simu
         own = experiment(tmp_path)
         job = killed_in_session(federation, operator, own, "clinic")
         federation.back("clinic")
-        operator.wait(job, known=True)
+        ended(operator, job)
         done = operator.job(job)
     assert done["status"] == "finished", done["reason"]
     reference = hansa.simulate(own.algorithm, own.build_task(), **own.settings(), progress=False)
@@ -134,6 +144,6 @@ def test_a_party_that_never_comes_back_ends_the_job_with_its_name(tmp_path: Path
             assert time.monotonic() < end
             time.sleep(0.02)
         federation.kill("clinic")  # its rows are matched, and the session of the first round begins
-        done = operator.wait(job, known=True)
+        done = ended(operator, job)
     assert done["status"] == "failed"
     assert "no round was fused" in done["reason"] and "clinic" in done["reason"], done["reason"]

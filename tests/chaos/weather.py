@@ -95,7 +95,7 @@ class Lines:
         self.run(start())
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
 
     def do(self, names: Iterable[str], *what: Callable[[Proxy], Any]) -> None:
         """Apply faults to the connections of these parties."""

@@ -229,7 +229,7 @@ class Operator:
 
 
 def _path(job: str) -> str:
-    return f"/v1/jobs/{quote(job, safe='')}"
+    return f"/v1/jobs/{quote(job, safe='+')}"
 
 
 def _because(job: dict[str, Any]) -> str:

@@ -125,7 +125,7 @@ class NetworkPool:
         `history` has the metrics lines of its rounds.
         """
         self.history.clear()
-        job, _ = self.operator.submit(experiment, experiment.algorithm.name.replace("+", "-plus"))
+        job, _ = self.operator.submit(experiment, experiment.algorithm.name)
         ended = self.operator.wait(job, self.history.append, check=lambda: all_run(self._processes, self.folder))
         assert ended["status"] == "finished", f"{experiment.algorithm.name}: {ended['reason']}"
         return job, codec.decode(self.operator.pull(job, self.folder / "model").read_bytes())

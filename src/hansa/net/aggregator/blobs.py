@@ -65,7 +65,7 @@ class Blobs:
         self._hashes: dict[Path, tuple[int, Any]] = {}  # of unfinished uploads: bytes so far, and their hash
         self._begun: dict[str, set[Path]] = {}  # by owner: uploads that were begun, and perhaps finished
         for part in self._parts.glob("*+*"):
-            self._begun.setdefault(part.name.partition("+")[0], set()).add(part)
+            self._begun.setdefault(part.name.rpartition("+")[0], set()).add(part)
         self._locks = [threading.Lock() for _ in range(64)]
 
     def path(self, digest: str) -> Path:
@@ -198,7 +198,7 @@ class Blobs:
         return path
 
     def _part(self, owner: str, digest: str) -> Path:
-        return self._parts / f"{owner}+{digest}"  # names contain no plus: the owner is unambiguous
+        return self._parts / f"{owner}+{digest}"  # a digest contains no plus: the owner is unambiguous
 
     def _forget(self, part: Path) -> None:
         disk.unlink(part)

@@ -232,8 +232,8 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
     url_host = hosts[0] if hosts else "localhost"
     url = f"https://{f'[{url_host}]' if ':' in url_host else url_host}:{port}"
     groups = {relay: tuple(leaves) for relay, leaves in (relays or {}).items()}
-    federation = FederationFolder(name, tuple(parties), url, Serve(port=port).listening(listen), relays=groups,
-                                  folder=folder)  # fmt: skip
+    serve = Serve(port=port, admin=_admin_beside(port)).listening(listen)
+    federation = FederationFolder(name, tuple(parties), url, serve, relays=groups, folder=folder)
     if not parties:
         raise ConfigError("a federation needs parties: --parties cleveland,hungary")
     authority, certificate = certificates.make_ca(name)
@@ -266,7 +266,7 @@ def init(folder: Path, name: str, parties: Sequence[str], hosts: Sequence[str], 
         token = new_token(party, certificate)
         keys.write_private(folder / "tokens" / f"{party}.token", token.text().encode() + b"\n")
     text = TOML.format(name=name, folder=folder, parties=", ".join(f'"{p}"' for p in parties), url=url,
-                       host=federation.serve.host, port=federation.serve.port, admin=_admin_beside(port),
+                       host=federation.serve.host, port=federation.serve.port, admin=federation.serve.admin,
                        relays=_relays_text(groups))  # fmt: skip
     disk.put(folder / "federation.toml", [text.encode()], mode=disk.SHARED)  # last: only now the folder is complete
     return federation

@@ -25,6 +25,7 @@ from hansa.net.aggregator.order import check_order
 from hansa.net.aggregator.queue import TaskQueue
 from hansa.net.aggregator.registry import Registry
 from hansa.net.aggregator.round import Decision
+from hansa.net.transport.names import valid_name
 from hansa.net.transport.prometheus import Metrics
 from hansa.net.transport.wire import Order, pack, unpack
 from hansa.run.plan import NUMERICS
@@ -85,7 +86,7 @@ class JobRunner:
                 raise Gap(0)  # a job with the same samples has just ended
             count = db.one("SELECT count(*) AS n FROM jobs WHERE name = ?", order.name)
             assert count is not None
-            id = f"{order.name}-{count['n'] + 1}"
+            id = valid_name(f"{order.name}-{count['n'] + 1}")
             central = order.central.digest if order.central is not None else None
             row = (id, order.name, time.time(), pack(order), central)
             db.run(

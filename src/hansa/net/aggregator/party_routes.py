@@ -27,6 +27,7 @@ from hansa.net.attestation.verifier import NONCE, bound_data, public_key_bytes
 from hansa.net.audit.evidence import make_statement, signed_by, vault_bytes
 from hansa.net.transport import certificates, signing
 from hansa.net.transport.admission import until_disconnect
+from hansa.net.transport.names import NAME
 from hansa.net.transport.pacing import POLL, jittered, pacing_headers, poll_seconds
 from hansa.net.transport.wire import (
     CHUNK,
@@ -43,7 +44,6 @@ from hansa.net.transport.wire import (
 )
 
 log = logging.getLogger("hansa.net")
-JOB = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # the name of a job
 
 
 class PartyRoutes(Endpoints):
@@ -252,6 +252,6 @@ class PartyRoutes(Endpoints):
 def _jobs(text: str) -> frozenset[str]:
     """The jobs in a query, by commas; a DataError if there are too many or if one is no name of a job."""
     jobs = frozenset(text.split(",")) if text else frozenset[str]()
-    if len(jobs) > WAITING or not all(re.fullmatch(JOB, job) for job in jobs):
+    if len(jobs) > WAITING or not all(re.fullmatch(NAME, job) for job in jobs):
         raise DataError(f"unapproved: expected at most {WAITING} names of jobs, separated by commas")
     return jobs

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlencode
 
 import msgspec
 import torch
@@ -426,7 +427,7 @@ class Agent:
     async def _poll(self) -> Work | None:
         wait = self.client.pace.poll  # as the aggregator last announced
         wait, unapproved = await self._gate.poll(wait)
-        query = f"instance={self._instance}&wait={wait:.0f}{unapproved}"
+        query = urlencode({"instance": self._instance, "wait": f"{wait:.0f}", **unapproved})
         _, data = await self.client.call("GET", f"/v1/work?{query}", wait=wait)
         return unpack(data, Work) if data else None
 
@@ -533,10 +534,11 @@ class Agent:
 
     async def _send_heartbeats(self, work: Work) -> None:
         """Send heartbeats until the aggregator no longer waits for this reply."""
-        ask = f"job={work.job}&round={work.round}&phase={work.phase}&number={work.number}"
+        ask = {"job": work.job, "round": work.round, "phase": work.phase, "number": work.number}
+        query = urlencode({"instance": self._instance, **ask})
         while True:
             await asyncio.sleep(HEARTBEAT)
-            headers, _ = await self.client.call("POST", f"/v1/alive?instance={self._instance}&{ask}")
+            headers, _ = await self.client.call("POST", f"/v1/alive?{query}")
             if UNWANTED in headers:
                 return
 

@@ -25,10 +25,10 @@ class ApprovalGate:
         self._store, self._client, self._approvals = store, client, approvals
         self._waiting: dict[str, None] = {}  # in order
 
-    async def poll(self, seconds: float) -> tuple[float, str]:
+    async def poll(self, seconds: float) -> tuple[float, dict[str, str]]:
         """The seconds of the next poll, and what its query says of the jobs that wait for the owner's approval."""
         waiting = await asyncio.to_thread(self._still_waiting) if self._waiting else []
-        return (min(seconds, POLL), f"&unapproved={','.join(waiting)}") if waiting else (seconds, "")
+        return (min(seconds, POLL), {"unapproved": ",".join(waiting)}) if waiting else (seconds, {})
 
     def _still_waiting(self) -> list[str]:
         approve = (self._store.next_policy or self._store.policy).approve

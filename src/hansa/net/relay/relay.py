@@ -236,9 +236,9 @@ class Relay:
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
         wanted = {(leaf.message or work.work.message).digest: (leaf.name, leaf.message or work.work.message)
                   for leaf in work.leaves}  # fmt: skip
-        first = work.leaves[0].name
-        wanted.setdefault(work.work.message.digest, (first, work.work.message))
-        messages = {digest: await self._file(f"{path}/message?for={name}", blob, folder)
+        wanted.setdefault(work.work.message.digest, (work.leaves[0].name, work.work.message))
+        first = quote(work.leaves[0].name)
+        messages = {digest: await self._file(f"{path}/message?for={quote(name)}", blob, folder)
                     for digest, (name, blob) in wanted.items()}  # fmt: skip
         task = await self._file(f"{path}/task?for={first}", work.work.task, shared)
         public, manifest = await self._do(lambda: named_public(read_table(task))), work.work.manifest

@@ -7,19 +7,20 @@ from collections.abc import Iterable
 
 from hansa.core.errors import ConfigError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}"
 
 
 def valid_name(name: str) -> str:
     """Return the name if it is valid for a party, job or federation; a ConfigError if not.
 
     Names become parts of file names, headers and certificates. So a name is 1 to 64 of the letters A to Z and a to z,
-    the digits, '.', '_' and '-', and begins with a letter or digit. Case is kept.
+    the digits, '.', '+', '_' and '-', and begins with a letter or digit. Every registered part's name is a valid name,
+    for example `fedavg+`. Case is kept. In a URL's query a '+' must be quoted, because there it means a space.
     """
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(NAME, name):
         raise ConfigError(
             f"invalid name {name[:80]!r}: a name is 1 to 64 of the letters A-Z and a-z, the digits, '.', "
-            "'_' and '-', and begins with a letter or digit"
+            "'+', '_' and '-', and begins with a letter or digit"
         )
     return name
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from hansa.core.errors import DataError
+from hansa.net.transport.names import NAME
 
 CHUNK = 4 * 2**20  # bytes per upload or download request
 PROTOCOLS = (2,)  # supported versions, newest last
@@ -21,7 +22,7 @@ WAITING = 50  # the most jobs that a party may name as not approved yet
 UNWANTED = "Hansa-Unwanted"  # response header to a heartbeat: stop the work on this ask
 
 T = TypeVar("T")
-Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
+Name = Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
 Text = Annotated[str, Meta(max_length=4096)]
 Reason = Annotated[str, Meta(min_length=1, max_length=4096)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]

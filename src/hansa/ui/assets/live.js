@@ -362,7 +362,7 @@ $("start-file").addEventListener("change", async (event) => {
   const [file] = event.target.files;
   if (!file) return;
   $("start-text").value = await file.text();
-  if (!$("start-name").value) $("start-name").value = file.name.replace(/\.[^.]*$/, "").replace(/[^A-Za-z0-9._-]/g, "-");
+  if (!$("start-name").value) $("start-name").value = file.name.replace(/\.[^.]*$/, "").replace(/[^A-Za-z0-9.+_-]/g, "-");
 });
 
 $("start-form").addEventListener("submit", async (event) => {
