@@ -22,7 +22,7 @@ from hansa.local import DPSGD, SGD, SVRG, Batch, Carry, Context, Gradient, Local
 from hansa.models.resnet import ResidualBlock
 from hansa.schedule import ExponentialDecay
 from hansa.sim import gpu, rewrite, trial
-from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
+from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.run_size import RunSize
 from hansa.sim.stack import DeferredNumbers
@@ -55,6 +55,17 @@ class Corrected(SGD):
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
         return {"w": w - start}, {"control": (start - w) / ctx.steps}
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Corrected):
+    """Also reports two metrics."""
+
+    name = "counted"  # type: ignore[misc]
+    measures = frozenset({"train_loss", "speed", "control"})  # type: ignore[misc]
+
+    def report(self, carry: Carry) -> dict[str, Tensor]:
+        return {"speed": carry["speed"].norm(), "control": carry["control"].norm()}
 
 
 def dense() -> nn.Module:
@@ -126,13 +137,12 @@ SOLVERS = [
 
 
 def slow(*values: Any) -> list[Any]:
-    """The same values, for `make test-all` and `make test-gpu` alone."""
+    """The same values, for CI and `make test-gpu` alone."""
     return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-def named(model: Any) -> str:
-    name: str = model.__name__
-    return name
+def named(value: Any) -> str:
+    return str(getattr(value, "__name__", None) or getattr(value, "name", value))
 
 
 def task(model: Any, sizes: tuple[int, ...] = SIZES) -> hansa.Task:
@@ -146,7 +156,26 @@ def outcomes(engine: ReferenceEngine, solver: LocalSolver, round: int) -> dict[i
     payload: dict[str, Any] = {"model": engine.objective.initial._asdict()}
     if isinstance(solver, SVRG):
         payload["gradient"] = torch.linspace(-1, 1, engine.objective.spec.dim, dtype=torch.float64, device=device)
-    return dict(engine.run(solver, [PartyWork(party, payload, {}) for party in range(len(engine.holdings))], round))
+    members = [PartyWork(party, payload, {}) for party in range(len(engine.holdings))]
+    stacks: list[Block] = []
+    alone: dict[int, Outcome] = {}
+    for done in engine.blocks(solver, members, round):
+        if isinstance(done, Block):
+            stacks.append(kept(done))
+        else:
+            alone[done[0]] = done[1]
+    for stack in stacks:  # metrics that a GPU is still computing are read after the last replay
+        alone.update(stack.rows({member.party: member for member in members}))
+    return dict(sorted(alone.items()))
+
+
+def kept(block: Block) -> Block:
+    """A block with tensors of its own: the engine may overwrite the others after the next item."""
+    replies = block.replies
+    tensors, maxima = ({name: v.clone() for name, v in part.items()} for part in (replies.tensors, replies.maxima))
+    return Block(
+        dataclasses.replace(replies, tensors=tensors, maxima=maxima), {n: v.clone() for n, v in block.memory.items()}
+    )
 
 
 @contextmanager
@@ -174,6 +203,7 @@ def agree(
     chunk: int | None = None,
     compiles: bool = True,
     apart: bool = False,
+    window: int | None = None,
 ) -> StackedEngine:
     """A recorded stack, replayed over several rounds, agrees with the reference on the CPU. On a GPU it is compiled,
     unless `compiles` is false: the compiler takes seconds for each size of a stack."""
@@ -182,26 +212,34 @@ def agree(
     engine.records, engine.compiles, engine.lanes = True, compiles and device == "cuda", 1
     engine.apart = apart
     engine.one = None  # type: ignore[assignment,method-assign]  # alone would agree for the wrong reason
+    engine.window = window or engine.window
     engine.look()
     engine._chain = None
     reference = ReferenceEngine(alone, given.holdings(alone), 0)
     for round in range(3):
-        wanted = outcomes(reference, solver, round)
         with silence():
             got = outcomes(engine, solver, round)
-        assert list(wanted) == list(got)
-        for party, outcome in wanted.items():
-            other = got[party]
-            assert not isinstance(outcome, str) and not isinstance(other, str)
-            for name, value in outcome[0].tensors.items():
-                torch.testing.assert_close(other[0].tensors[name].cpu(), value, rtol=0, atol=1e-9)
-            for name, value in outcome[1].items():
-                torch.testing.assert_close(other[1][name].cpu(), value, rtol=0, atol=1e-9)
-            assert other[0].metrics == pytest.approx(outcome[0].metrics, abs=1e-9)
-            assert other[0].weight == outcome[0].weight
+        same(outcomes(reference, solver, round), got)
     return engine
 
 
+def same(wanted: dict[int, Outcome], got: dict[int, Outcome]) -> None:
+    """Every part of the replies and memories is equal."""
+    assert list(wanted) == list(got)
+    for party, outcome in wanted.items():
+        other = got[party]
+        assert not isinstance(outcome, str) and not isinstance(other, str)
+        trees = zip((outcome[0].tensors, outcome[0].maxima, outcome[1]),
+                    (other[0].tensors, other[0].maxima, other[1]), strict=True)  # fmt: skip
+        for tree, copy in trees:
+            assert tree.keys() == copy.keys()
+            for name, value in tree.items():
+                torch.testing.assert_close(copy[name].cpu(), value, rtol=0, atol=1e-9)
+        assert other[0].metrics == pytest.approx(outcome[0].metrics, abs=1e-9)
+        assert other[0].weight == outcome[0].weight
+
+
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: s.name)
 @pytest.mark.parametrize("model", [dense, *slow(wide), convolving, adapting, *slow(grouped, residual)], ids=named)
@@ -212,6 +250,7 @@ def test_a_recorded_stack_trains_as_each_party_does_alone(model: Any, solver: Lo
     assert not engine.programs and not engine.traces  # the memory of the recordings is free for another run
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: s.name)
 def test_parties_of_one_size_whose_last_batch_is_short_train_as_each_does_alone(
@@ -228,6 +267,7 @@ def test_equal_parties_are_trained_by_one_recording(model: Any, solver: LocalSol
     assert [type(program) for program in engine.programs.values()] == [gpu.Epochs]
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("sizes", [(10,) * 5, SIZES], ids=["alike", "unlike"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_failing_compiler_leaves_the_recording_as_it_is(
@@ -265,6 +305,7 @@ def test_a_failing_compiler_leaves_the_recording_as_it_is(
     assert said == ["the compiler failed (ValueError: Cannot view a tensor); steps are recorded without it"]
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("model", [dense, convolving, adapting], ids=lambda m: m.__name__)
 def test_batches_that_are_drawn_anew_and_may_be_empty_are_recorded_once(model: Any, device: str) -> None:
@@ -274,17 +315,39 @@ def test_batches_that_are_drawn_anew_and_may_be_empty_are_recorded_once(model: A
     assert len(engine.programs) == 1
 
 
+WINDOWS = {"equal": (10,) * 12, "unequal": (5, 1, 9, 3, 16, 9, 2, 5, 1, 9, 3, 16)}
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_equal_chunks_of_one_window_keep_their_own_updates(device: str) -> None:
-    agree(task(wide, (10,) * 9), SGD(lr=0.3, batch=4), device, chunk=3)
+@pytest.mark.parametrize(
+    ("model", "solver", "sizes", "how"),
+    [
+        (wide, SOLVERS[0], "equal", "recorded"),
+        (dense, SOLVERS[0], "unequal", "compiled"),
+        (dense, Counted(lr=0.3, batch=4), "equal", "compiled"),
+        (dense, Counted(lr=0.3, batch=4), "unequal", "recorded"),
+        (normed, SGD(lr=0.3, batch=5), "equal", "recorded"),
+        (dense, SOLVERS[0], "equal", "apart"),
+        (normed, Counted(lr=0.3, batch=5), "equal", "apart"),
+    ],
+    ids=named,
+)
+def test_no_output_of_a_recorded_window_is_overwritten(
+    model: Any, solver: LocalSolver, sizes: str, how: str, device: str
+) -> None:
+    """Four chunks in two windows, whose metrics are read after the last replay."""
+    engine = agree(task(model, WINDOWS[sizes]), solver, device, 3, how == "compiled", how == "apart", window=6)
+    assert engine.programs
 
 
+@pytest.mark.thin(0)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("reader", [READERS[1], *slow(READERS[0], READERS[2], READERS[3])])
 def test_recurrent_layers_are_unrolled(reader: Any, device: str) -> None:
     agree(task(reader, (4, 7, 5)), SGD(lr=0.3, batch=3), device, chunk=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_batch_norm_is_recorded_where_all_batches_are_alike(device: str) -> None:
     engine = agree(task(normed, (8, 4, 8, 4)), SGD(lr=0.3, batch=4), device, chunk=4)
@@ -293,6 +356,7 @@ def test_batch_norm_is_recorded_where_all_batches_are_alike(device: str) -> None
     assert not engine.programs  # the last batch is short, and may not be padded
 
 
+@pytest.mark.slow
 def test_large_dense_layers_take_their_step_inside_the_product() -> None:
     given = task(wide)
     objective = Objective(given.model, given.loss, 0)

@@ -378,7 +378,7 @@ class Epochs:
         self._replay: Callable[[], None] | None = None
 
     def run(self, parties: list[int], round: int, w: Tensor) -> tuple[Tensor, Tensor]:
-        """The trained parameters [K, d] and the summed losses [K]; the next run overwrites both."""
+        """The trained parameters [K, d] and the summed losses [K]."""
         seed = self.engine.seed
         self.inputs.copy_(
             torch.tensor([*parties, rng.key(seed, "shuffle", round), rng.key(seed, "step", round), round]),
@@ -389,7 +389,7 @@ class Epochs:
         if self._replay is None:
             self._replay = recorded(self._all, self.inputs.device)
         self._replay()
-        return self.result, self.seen
+        return self.result.clone(), self.seen.clone()  # the next replay overwrites both
 
     @torch.no_grad()
     def _all(self) -> None:
@@ -435,7 +435,7 @@ def train_alike(stack: Stack) -> Block:
     start, carry, buffers = stack.started
     w, seen = program.run([member.party for member in stack.members], stack.round, start[0])
     stack.steps = program.shape.steps
-    return stack.finish(start, (w.clone(), carry, buffers, seen))
+    return stack.finish(start, (w, carry, buffers, seen))
 
 
 def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
@@ -483,8 +483,8 @@ def train(stack: Stack) -> Block:
         program.make_room(longest)  # for the longest party
     program.fill(stack, state)
     program.replay(plan.active)
-    state = pytree.tree_map(lambda v: v[:count], program.state)
+    state = pytree.tree_map(lambda v: v[:count], program.state)  # which the next replay overwrites
     if fused:
         weights, seen = state
-        return stack.finish(start, (objective.spec.stacked(weights), carry, buffers, seen))
+        return stack.finish(start, (objective.spec.stacked(weights), carry, buffers, seen.clone()))
     return stack.finish(start, pytree.tree_map(torch.clone, state))

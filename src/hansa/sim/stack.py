@@ -168,7 +168,7 @@ class Stack:
             def loss() -> list[float]:
                 return [total / taken for total, taken in zip(seen.tolist(), steps, strict=True)]
 
-            numbers = {"train_loss": DeferredNumbers(loss) if seen.is_cuda else loss()} | numbers
+            numbers = {"train_loss": DeferredNumbers(loss) if self.engine.records else loss()} | numbers
         parties = [member.party for member in self.members]
         return Block(Replies(parties, tensors, self.sizes, maxima, numbers), memory)
 
