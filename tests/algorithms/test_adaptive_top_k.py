@@ -18,6 +18,7 @@ from hansa.core.errors import ConfigError, PartyError
 from hansa.local import DPSGD, Controlled
 from hansa.testing.transforms import _party as party
 from hansa.transforms.error_feedback import AccumulatedTopK, returned
+from small_tasks import learnable
 
 
 def rows_of(parties: int, d: int, k: int, seed: int) -> list[Tensor]:
@@ -48,6 +49,15 @@ def test_each_party_contributes_its_share_and_no_more_than_k_places_are_used(n: 
             sizes[top[kappa]] = max(sizes.get(top[kappa], 0.0), float(row.abs()[top[kappa]]))
         left = [size for place, size in sizes.items() if place not in used]
         assert set(rest) <= set(sizes) and (not left or min(sizes[place] for place in rest) >= max(left) - 1e-12)
+
+
+def test_rounding_errors_decide_no_tie() -> None:
+    rows = torch.tensor([[3.0, -3.0, 3.0, 1.0], [0.0, 2.0, 3.0, -3.0]], dtype=torch.float64)
+    draws = torch.Generator().manual_seed(1)
+    for _ in range(20):
+        noisy = rows * (1 + 1e-15 * torch.randn(rows.shape, generator=draws, dtype=torch.float64))
+        for k in (1, 2, 3):
+            assert fair_choice(list(noisy), k).tolist() == fair_choice(list(rows), k).tolist()
 
 
 TIME = (lambda k: 1 + 0.01 * (k - 300) ** 2, 300)  # per unit of the loss, convex, with its minimum
@@ -100,17 +110,12 @@ def test_what_is_not_used_goes_back_to_the_party() -> None:
 
 
 def task(parties: int = 5) -> hansa.Task:
-    draws = torch.Generator().manual_seed(0)
-    truth = torch.randn(6, 3, generator=draws, dtype=torch.float64)
-
-    def pair(n: int) -> tuple[Tensor, Tensor]:
-        x = torch.randn(n, 6, generator=draws, dtype=torch.float64)
-        return x, (x @ truth).argmax(1)
+    *pairs, test = learnable([20 + 5 * n for n in range(parties)] + [60], features=6)
 
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).double()
 
-    return hansa.Task(model, "cross_entropy", [pair(20 + 5 * n) for n in range(parties)], test=pair(60), classes=3)
+    return hansa.Task(model, "cross_entropy", pairs, test=test, classes=3)
 
 
 LOCAL = hansa.SGD(lr=0.1, steps=3, batch=8)
@@ -146,6 +151,7 @@ def test_a_k_that_fell_to_its_least_value_can_rise_again() -> None:
     assert max(line["k"] for line in lines) > 10
 
 
+@pytest.mark.slow
 def test_it_learns_with_a_tenth_of_the_numbers() -> None:
     few = run(hansa.AdaptiveTopK(LOCAL, k_max=10), rounds=60)
     assert few.summary["accuracy"] > 0.75

@@ -24,6 +24,7 @@ from hansa.local import SGD, LocalSolver
 from hansa.server import Descent
 from hansa.transforms import AccumulatedTopK, Packed
 from hansa.transforms.error_feedback import ERROR, PLACES, VALUES, returned
+from hansa.transforms.top_k import magnitudes
 from hansa.transforms.transform import memory_entries, recalled
 
 
@@ -167,17 +168,18 @@ def fair_choice(rows: Sequence[Tensor], k: int) -> Tensor:
     """The places that fair top-k uses of the sparse rows that parties sent, in ascending order.
 
     The largest kappa such that the parties' kappa largest numbers have at most k places, all parties together; then the
-    next largest number of each party, the largest first. Ties go to the lower place.
+    next largest number of each party, the largest first. Of values that count as equal for `TopK`, the lower place
+    comes first: otherwise rounding errors would decide, and engines would differ.
     """
     places, ranks, sizes = [], [], []
     for row in rows:
         sent_places = row.nonzero().flatten()
-        magnitudes, order = row[sent_places].abs().double().sort(descending=True, stable=True)
+        size, order = magnitudes(row[sent_places]).sort(descending=True, stable=True)
         places.append(sent_places[order].cpu().numpy())
-        sizes.append(magnitudes.cpu().numpy())
+        sizes.append(size.cpu().numpy())
         ranks.append(np.arange(len(order)))
-    at, rank, size = (np.concatenate(column) for column in (places, ranks, sizes))
-    ordered = at[np.lexsort((at, -size, rank))]
+    at, rank, all_sizes = (np.concatenate(column) for column in (places, ranks, sizes))
+    ordered = at[np.lexsort((at, -all_sizes, rank))]
     _, first = np.unique(ordered, return_index=True)  # each place at its best rank
     return torch.from_numpy(np.sort(ordered[np.sort(first)[:k]])).to(rows[0].device)
 

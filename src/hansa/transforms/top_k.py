@@ -93,7 +93,7 @@ def largest(rows: Tensor, k: int) -> Tensor:
     columns = rows.shape[1]
     if k == columns:
         return torch.ones_like(rows, dtype=torch.bool)
-    sizes = _magnitudes(rows)
+    sizes = magnitudes(rows)
     if rows.device.type == "cpu":
         least = torch.from_numpy(np.partition(sizes.numpy(), columns - k, axis=1)[:, columns - k, None])
     else:
@@ -106,8 +106,11 @@ def largest(rows: Tensor, k: int) -> Tensor:
     return chosen.logical_or_(ties)
 
 
-def _magnitudes(rows: Tensor) -> Tensor:
-    """Whole numbers in the order of the absolute values; numbers that are not finite come last."""
+def magnitudes(rows: Tensor) -> Tensor:
+    """Whole numbers in the order of the absolute values, equal for those that count as equal (`TopK`).
+
+    Numbers that are not finite are the largest.
+    """
     if rows.dtype == torch.float64:
         bits = (rows.contiguous().view(torch.int64) & (2**63 - 1)).clamp_(max=NAN)
         return bits.add_((IGNORED + 1) // 2).bitwise_and_(~IGNORED)  # rounded to the nearest
