@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from hansa.core.errors import ConfigError
+from hansa.core.forking import check_fork, fork_obstacle
 from hansa.sim.engine import EngineInputs, ReferenceEngine
-from hansa.sim.stacked import StackedEngine, heavy
+from hansa.sim.stacked import StackedEngine, cores, heavy
 from hansa.sim.trial import faster_apart
 from hansa.sim.workers import WorkersEngine, usable
 
+log = logging.getLogger("hansa")
 FORK_SECONDS = 0.3  # least training time of one process for which starting worker processes pays
 MAP_SECONDS = 5.0  # least training time for which importing vmap pays
 MAP_DIM, MAP_PARTIES = 20_000, 8  # on a CPU, larger models and fewer parties train faster one party at a time
@@ -38,8 +42,18 @@ def workers(inputs: EngineInputs) -> ReferenceEngine:
     _check_rows("workers", inputs)
     if inputs.holdings.models is not None:
         return single(inputs)
-    if not _forks(inputs):
-        raise ConfigError("engine='workers' needs a model on the CPU, a system that forks and more than one core")
+    device = inputs.objective.device
+    if inputs.objective.module is None:
+        raise ConfigError("run.engine: 'workers' trains a model, and this task has none; use 'auto' or 'reference'")
+    if device.type != "cpu":
+        raise ConfigError(f"run.engine: 'workers' trains on the CPU, and run.device is {str(device)!r}; use 'stacked'")
+    if cores() < 2:
+        raise ConfigError(
+            "run.engine: 'workers' needs more than one core, and this process may use one; use 'reference', which "
+            "gives the same bits"
+        )
+    check_fork("run.engine: 'workers' forks a process per core, and this process must not",
+               "use 'reference', which gives the same bits")  # fmt: skip
     return WorkersEngine(single(inputs))
 
 
@@ -87,13 +101,17 @@ def compiles(engine: StackedEngine, inputs: EngineInputs) -> bool:
 
 
 def _spread(engine: ReferenceEngine, inputs: EngineInputs) -> ReferenceEngine:
-    """The engine in worker processes, if they pay."""
-    one_process = inputs.alone or inputs.before.get("lanes") == 1 or not _forks(inputs)
-    return engine if one_process or _seconds(inputs) < FORK_SECONDS else WorkersEngine(engine)
-
-
-def _forks(inputs: EngineInputs) -> bool:
-    return inputs.objective.module is not None and usable(inputs.objective.device)
+    """The engine in worker processes, if they pay and this process may fork them."""
+    one_process = inputs.alone or inputs.before.get("lanes") == 1 or inputs.objective.module is None
+    if one_process or not usable(inputs.objective.device) or _seconds(inputs) < FORK_SECONDS:
+        return engine
+    if isinstance(engine, StackedEngine):
+        engine.look()  # may compute a gradient
+    reason = fork_obstacle()
+    if reason is not None:
+        log.info("the parties train in one process: %s (CUDA_VISIBLE_DEVICES='' allows worker processes)", reason)
+        return engine
+    return WorkersEngine(engine)
 
 
 def _seconds(inputs: EngineInputs) -> float:

@@ -5,11 +5,15 @@ not depend on the number of workers, and stacks of parties for the stacked engin
 first cohort trains, and again if the data changed since. Tensors go through one region of shared memory with one slot
 per party; the rest of a message goes through a pipe. The parent writes to a worker only while the worker reads, so
 neither side can block the other. A worker has no open file but its pipe, so it ends whenever the parent ends.
+
+If this process must not fork any more (`core.forking`), because it has computed a gradient beside a GPU meanwhile, the
+inner engine goes on in this process, with the same bits.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import multiprocessing
 import os
@@ -25,12 +29,14 @@ from torch import Tensor
 from hansa.core import codec
 from hansa.core.ask import op_config, op_of
 from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure
+from hansa.core.forking import fork_obstacle, hide_gpus
 from hansa.core.op import Memory, Op, Payload, Replies, Reply, unwrap
 from hansa.core.shapes import is_open, largest_shape
 from hansa.local.solver import LocalSolver
 from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, first_line
 from hansa.sim.stacked import ROOM, StackedEngine, cores
 
+log = logging.getLogger("hansa")
 ERRORS: dict[str, type[HansaError]] = {kind.__name__: kind for kind in (ConfigError, DataError, PartyError, Failure)}
 WAVES = 4  # tickets per worker that are trained at once, where each trains alone
 SLOTS = 64  # largest number of parties at a time where each trains alone
@@ -102,6 +108,7 @@ class WorkersEngine(ReferenceEngine):
         self._room: Room | None = None
         self._head = self._apart = self._slots = 0
         self._stale = False  # whether the data changed since the workers were forked
+        self._obstacle: str | None = None  # why this process must not fork any more
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -116,19 +123,19 @@ class WorkersEngine(ReferenceEngine):
         return self.inner.plan()  # the same bits, so the same plan
 
     def why(self) -> str:
-        return f"{self.workers} worker processes, {self.inner.why()}"
+        return self.inner.why() if self._obstacle else f"{self.workers} worker processes, {self.inner.why()}"
 
     def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
-        if not isinstance(unwrap(op)[1], LocalSolver) or len(members) < 2 or not _travels(op):
+        trains = isinstance(unwrap(op)[1], LocalSolver)
+        if not trains or len(members) < 2 or not _travels(op) or not self._prepare(op, members):
             yield from self.inner.blocks(op, members, round)
             return
-        self._prepare(op, members)
         window = self.inner.window if isinstance(self.inner, StackedEngine) else self._slots
         for at in range(0, len(members), window):
             yield from self._train(op, members[at : at + window], round)
 
-    def _prepare(self, op: Op, members: list[PartyWork]) -> None:
-        """Start workers that see the current data, with enough shared memory for this cohort."""
+    def _prepare(self, op: Op, members: list[PartyWork]) -> bool:
+        """Start workers that see the current data, with enough shared memory for this cohort; false if none may be."""
         layers, solver = unwrap(op)
         assert isinstance(solver, LocalSolver)
         payload = members[0].payload
@@ -147,12 +154,18 @@ class WorkersEngine(ReferenceEngine):
             slots = min(self.inner.window, len(members))
         fits = apart <= self._apart and head <= self._head and slots <= self._slots
         if self._processes and fits and not self._stale:
-            return
+            return True
         self.close()
-        self._head, self._apart = -(-head // _ALIGN) * _ALIGN, apart
-        self._slots = slots
         if isinstance(self.inner, StackedEngine):
             self.inner.look()  # once, before the fork
+        if self._obstacle is None:
+            self._obstacle = fork_obstacle()
+            if self._obstacle is not None:
+                log.warning("the parties train in one process from now on: %s", self._obstacle)
+        if self._obstacle is not None:  # it stays
+            return False
+        self._head, self._apart = -(-head // _ALIGN) * _ALIGN, apart
+        self._slots = slots
         self._room = Room(self._head + self._slots * self._apart)
         context = multiprocessing.get_context("fork")
         for _ in range(self.workers):
@@ -164,6 +177,7 @@ class WorkersEngine(ReferenceEngine):
             theirs.close()
             self._processes.append(process)
             self._pipes.append(ours)
+        return True
 
     def _train(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
         """Have the workers train a window of parties: the longest chunk first, each to the next free worker."""
@@ -304,6 +318,7 @@ class WorkersEngine(ReferenceEngine):
         own = pipe.fileno()  # close the parent's files: its lock, its metrics, its ends of the pipes
         os.closerange(3, own)
         os.closerange(own + 1, max(os.sysconf("SC_OPEN_MAX"), 1 << 16))
+        hide_gpus()
         torch.set_num_threads(1)
         keep_memory()
         while True:
@@ -452,5 +467,5 @@ def keep_memory() -> None:
 
 
 def usable(device: torch.device) -> bool:
-    """Whether workers can be forked: more than one core, and no GPU, whose threads do not survive a fork."""
-    return device.type == "cpu" and hasattr(os, "fork") and not torch.cuda.is_available() and cores() > 1
+    """Whether this system can run workers for a device: on a CPU, with more than one core, by a fork."""
+    return device.type == "cpu" and hasattr(os, "fork") and cores() > 1

@@ -2,7 +2,8 @@
 
 It is forked once, before the party has an event loop, a key in memory or a connection, and then only waits. So a new
 worker starts in milliseconds with the modules and the samples already in memory, which all processes share, and a
-killed worker costs little. It never uses a GPU: a process that has used CUDA cannot be forked.
+killed worker costs little. It computes no gradient and never uses a GPU, after which it could not fork
+(`core.forking`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import os
 import signal
 import socket
 import traceback
+import warnings
 from collections.abc import Callable
 
 from hansa.core.errors import RuntimeFailure
+from hansa.core.forking import check_fork
 from hansa.net.party.confinement import die_with_parent
 
 Serve = Callable[[socket.socket], None]
@@ -25,10 +28,18 @@ _ENDED = "the process that starts the party's workers ended; start the party aga
 class Nursery:
     """Forks worker processes; each calls `serve` with a connection to this process, and exits when that returns."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: Serve, device: str = "cpu") -> None:
+        """A CannotFork if this process must not fork workers that train on `device`."""
+        check_fork(
+            "--data: the party forks its workers from the process that has read the samples, and this process must not",
+            "let the function for samples use no GPU and compute no gradient, and return tensors on the CPU",
+            gpu=device != "cpu",
+        )
         self._connection, theirs = socket.socketpair()
         gc.freeze()  # collections in the children do not touch, and so copy, the pages of existing objects
-        self._pid = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the children use no thread of this process
+            self._pid = os.fork()
         if self._pid == 0:
             self._connection.close()
             _exit_after(lambda: _tend(theirs, serve))

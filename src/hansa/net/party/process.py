@@ -12,8 +12,6 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hansa.core.errors import ConfigError
 from hansa.core.op import Party
 from hansa.net.party.agent import Agent
@@ -46,18 +44,13 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
         return preparer(watched.samples, store.policy.limits.parameters)(number, task, device)
 
     digest = functools.partial(samples_digest, watched.samples)  # of the samples at the start, for the query budget
-    if store.policy.device != "cpu" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        raise ConfigError(
-            f"--data: {data!r} used the GPU, so no worker can use it; return samples on the CPU: the party moves them "
-            f"to its device ({store.policy.device})"
-        )
     # Before the key is read, and before there are threads: workers inherit what this process has in memory.
-    nursery = Nursery(lambda connection: serve(connection, store, prepare, digest, formatter, watched.look))
-    try:
-        _run(store, nursery, url, token, rotate, formatter)
-    finally:
-        nursery.close()
-        store.close()
+    with contextlib.closing(store):
+        nursery = Nursery(
+            lambda connection: serve(connection, store, prepare, digest, formatter, watched.look), store.policy.device
+        )
+        with contextlib.closing(nursery):
+            _run(store, nursery, url, token, rotate, formatter)
 
 
 def _run(store: PartyStore, nursery: Nursery, url: str | None, token: Token | None, rotate: bool,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hansa.core.errors import ConfigError, HansaError, PartyError
+from hansa.core.forking import hide_gpus
 from hansa.core.op import Party
 from hansa.core.stopping import Brake, Halted, go_on
 from hansa.net.party.agent import Changed, Worker
@@ -59,6 +60,7 @@ def serve(connection: socket.socket, store: PartyStore, prepare: Prepare, data: 
         if begin.declined is not None:
             worker.declined(*begin.declined)
         if store.policy.device == "cpu":
+            hide_gpus()
             store.policy.limits.confine()
         else:
             _start_device(store.policy.device)
