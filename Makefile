@@ -2,12 +2,13 @@
 
 PYTHON      ?= python3
 # More workers than cores: many tests wait for processes and deadlines.
-PYTEST_ARGS ?= -n 4 --dist worksteal
+PYTEST_ARGS ?= -n 4 --dist loadgroup
 # Tests start many processes, which would compile Hansa anew each time.
 unexport PYTHONDONTWRITEBYTECODE
 DEMO_ARGS   ?=
 LOCK_ARGS   ?=
 BENCH_ARGS  ?=
+BUDGET      ?=
 KILLS       ?= 100
 SEED        ?= 0
 FUZZ_MINUTES ?= 30
@@ -40,7 +41,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup extras hooks surface docs demo demo-net test test-all test-gpu lint chaos power weather dst day load fuzz mutants audit release \
+.PHONY: help setup extras hooks surface docs demo demo-net test test-rest test-budget test-products test-night test-gpu lint chaos power weather dst day load fuzz mutants audit release \
   bench bench-check bench-peers \
   bench-fusion bench-deploy bench-secure bench-dp bench-paillier bench-psi privacy-figures lock clean
 
@@ -48,14 +49,16 @@ help:
 	@echo "make demo    set up .venv and run the demonstration (arguments: DEMO_ARGS=...)"
 	@echo "make demo-net  set up .venv and run a federation of five processes over mutual TLS on this machine"
 	@echo "make test    set up .venv and run ruff, mypy and pytest without the slow tests (PYTEST_ARGS=... replaces '$(PYTEST_ARGS)')"
-	@echo "make test-all  as make test, with the slow tests (browser, MLflow, notebooks, chaos, simulated worlds, pages) and coverage"
+	@echo "make test-rest  run the tests that make test left out or skipped: slow ones, and those that need extras"
+	@echo "make test-budget  compare the processor time of make test and make test-rest with tests/budget.json (BUDGET=--record: record it)"
+	@echo "make test-night  run all tests with all products of parameters and coverage, then CAMPAIGNS='$(CAMPAIGNS)'; print one table"
 	@echo "make test-gpu  set up .venv and run the tests that need an NVIDIA GPU"
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill the aggregator and parties at random moments and check the results (KILLS=$(KILLS) SEED=$(SEED))"
 	@echo "make fuzz    fuzz every parser of untrusted bytes, the HTTP routes and a party's worker (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU time, JOBS=$(JOBS) in parallel)"
 	@echo "make mutants MODULE=src/hansa/fusion  change formulas of a file or package one at a time; print changes that no test notices (SAMPLE=80 SEED=$(SEED): a sample, JOBS=$(JOBS) in parallel)"
 	@echo "make audit   check the locked requirements for known vulnerabilities (AUDIT=skip: skip the check)"
-	@echo "make release  run make test-all, then write sdist, wheel, audit and bill of materials to dist/, then run CAMPAIGNS='$(CAMPAIGNS)' (dst: RELEASE_SEEDS=$(RELEASE_SEEDS))"
+	@echo "make release  write sdist, wheel, audit and bill of materials to dist/, then run make test-night (dst: SEEDS=$(RELEASE_SEEDS))"
 	@echo "make weather  run rounds over connections with delays, losses, resets, stalls and outages (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make power   simulate power failures of disks at random moments and check acknowledged writes (SEEDS=$(SEEDS) histories)"
 	@echo "make load    connect many parties to one aggregator; measure memory, idle CPU, rounds, a restart (PARTIES=$(PARTIES) BENCH_ARGS=...)"
@@ -103,14 +106,23 @@ demo-net: $(READY)
 
 test: lint
 	@echo "==> pytest"
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS) --tier fast
 
-test-all: lint
-	@echo "==> pytest, with slow tests and coverage"
+test-rest: $(READY)
+	@echo "==> pytest: tests that make test left out or skipped"
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(PYTEST_ARGS) --tier rest
+
+test-budget: $(READY)
+	@$(BIN)/python tests/budget.py $(BUDGET)
+
+test-products: lint
 	@$(BIN)/coverage erase
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/coverage run -m pytest $(PYTEST_ARGS) -m "" --durations=25
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/coverage run -m pytest $(PYTEST_ARGS) --tier night --durations=25
 	@$(BIN)/coverage combine -q
 	@$(BIN)/coverage report
+
+test-night: $(EXTRAS)
+	@$(BIN)/python tests/night.py test-products $(CAMPAIGNS)
 
 test-gpu: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu needs an NVIDIA GPU that PyTorch can use; torch.cuda.is_available() is False here.")'
@@ -227,7 +239,7 @@ audit: $(TOOLS)
 	  $(RELEASE)/bin/python release/audit.py dist/audit.json requirements/lock.txt requirements/extras.txt requirements/torch.txt; fi
 
 # Quick steps and steps that need external services come first; long steps come last.
-release: test-all $(TOOLS)
+release: lint $(TOOLS)
 	@rm -rf build dist && mkdir dist
 	@echo "==> sdist and wheel"
 	@$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")' > /dev/null
@@ -237,9 +249,7 @@ release: test-all $(TOOLS)
 	@echo "==> bill of materials"
 	@$(RELEASE)/bin/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible \
 	  -o dist/sbom.cdx.json && echo "dist/sbom.cdx.json"
-	@for campaign in $(CAMPAIGNS); do \
-	  case $$campaign in dst) seeds=$(RELEASE_SEEDS);; *) seeds=$(SEEDS);; esac; \
-	  echo "==> $$campaign"; $(MAKE) --no-print-directory $$campaign SEEDS=$$seeds || exit 1; done
+	@$(MAKE) --no-print-directory test-night CAMPAIGNS="$(CAMPAIGNS:dst=dst:SEEDS=$(RELEASE_SEEDS))"
 	@echo "==> dist/ holds the release"
 
 # Hashes come only from the public registry: the resolver ignores extra indexes and local folders of wheels.

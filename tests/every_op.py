@@ -22,7 +22,12 @@ from hansa.testing import TREE
 from hansa.testing.experiments import COLUMN_TREE
 
 HAS_RBCL = importlib.util.find_spec("rbcl") is not None  # without it, people cannot be matched
-QUICK = {"key_bits": 1024, "max_depth": 2, "bins": 4}  # settings of algorithms over columns
+QUICK = {"key_bits": 1024, "max_depth": 2, "bins": 4, "trees": 4, "per_round": 2}  # settings of dear algorithms
+
+
+def quick(part: Any) -> Any:
+    """An algorithm with defaults, but for few and small trees and short keys."""
+    return part(**{name: value for name, value in QUICK.items() if name in part.__dataclass_fields__})
 
 
 def exercise(watch: Callable[[Op, Party, Payload, Memory], Outcome]) -> None:
@@ -42,8 +47,7 @@ def exercise(watch: Callable[[Op, Party, Payload, Memory], Outcome]) -> None:
         for part in registered("algorithm").values():
             if getattr(part, "data", "rows") == "columns":
                 if part.__module__.startswith("hansa.") and HAS_RBCL:
-                    quick = {name: value for name, value in QUICK.items() if hasattr(part, name)}
-                    simulate(**COLUMN_TREE, algorithm={**to_config(part()), **quick})
+                    simulate(**COLUMN_TREE, algorithm=to_config(quick(part)))
             elif part.__module__.startswith("hansa."):
                 kind = "public_pairs" if getattr(part, "public_targets", False) else "public_samples"
                 public = {"public": f"hansa.testing:{kind}"} if getattr(part, "uses_public", False) else {}

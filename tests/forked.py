@@ -1,4 +1,7 @@
-"""`hansa` commands as processes that are forked from a process that has imported everything: they start at once."""
+"""`hansa` commands as processes that are forked from a process that has imported everything: they start at once.
+
+That process sees no GPU, so it may compute gradients and still be forked (`hansa.core.forking`).
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,22 @@ from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
 
+from hansa.core.forking import check_fork
+
 processes = multiprocessing.get_context("forkserver")
 
 
 def warm_up() -> None:
     """Start the process from which the others are forked. It finds its modules by PYTHONPATH alone."""
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with mock.patch.dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1"):
+    with mock.patch.dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""):
         processes.set_forkserver_preload(["warm"])
         forkserver.ensure_running()
+
+
+def needs_fork() -> None:
+    """Have a test run in a process of its own (conftest.py) if this one must not fork."""
+    check_fork("this test needs forked processes", "run it alone")
 
 
 def run_command(words: Sequence[str], log: Path, before: str | None = None,

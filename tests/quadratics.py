@@ -27,11 +27,16 @@ class Scalar(nn.Module):
         return self.w.expand(len(x), 1)
 
 
-def line() -> nn.Module:
-    """The same as a linear layer: the samples are ones. The stacked engine takes its steps inside the backward pass."""
-    layer = nn.Linear(1, 1, bias=False).double()
+def zeros(n: int) -> nn.Module:
+    """A linear layer of n weights, which are 0."""
+    layer = nn.Linear(n, 1, bias=False).double()
     nn.init.zeros_(layer.weight)
     return layer
+
+
+def line() -> nn.Module:
+    """The same as a linear layer: the samples are ones. The stacked engine takes its steps inside the backward pass."""
+    return zeros(1)
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:

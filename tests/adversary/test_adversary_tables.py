@@ -14,6 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hansa
+from digits import digits
 from hansa.cli.app import app
 from hansa.core.ask import Ask, Reduced
 from hansa.core.federation import Federation
@@ -22,16 +23,7 @@ from hansa.testing import PARTY_COMMAND, run_on
 from hansa.testing.party_process import load
 from hansa.testing.processes import ProcessRuntime
 
-BASE = """
-[task]
-dataset = "digits"
-model = "logistic"
-[partition]
-name = "iid"
-parties = 10
-[run]
-rounds = 1
-"""
+BASE = digits(10, rounds=1)
 TREE: dict[str, Any] = {"task": {"dataset": "digits", "model": "logistic"}}
 
 
@@ -107,6 +99,7 @@ def test_python_takes_parts_names_and_tables(given: Any) -> None:
     assert made.experiment["adversary"] == wanted.experiment["adversary"]
 
 
+@pytest.mark.slow
 def test_a_run_of_a_file_records_its_adversary_and_resumes_with_it(tmp_path: Path) -> None:
     path = write(tmp_path, '[[adversary]]\nkind = "gaussian"\nsigma = 1.0\n[[adversary]]\nkind = "label-flip"')
     folder = tmp_path / "run"

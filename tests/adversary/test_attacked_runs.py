@@ -22,10 +22,9 @@ from hansa.core.rows import MappedRows
 from hansa.fusion import NormClip, TrimmedMean, WeightedMean
 from hansa.local import SGD, Controlled
 from hansa.sim.workers import usable
-from quadratics import found
+from quadratics import ENGINES, found
 from quadratics import task as quadratics
 
-ENGINES = ["reference", "stacked"]
 ATTACKS = sorted(registered("adversary"))
 ONE_STEP = SGD(lr=1.0, steps=1, batch=None)  # on a quadratic of curvature 1, the update from 0 is the optimum itself
 OPTIMA = [float(2**k) for k in range(10)]
@@ -198,6 +197,7 @@ def test_what_was_not_finite_is_not_among_the_honest() -> None:
     assert bool(torch.isfinite(made.state.params.w).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("uniform", "lr"), [(False, 1.0), (True, 1.0), (False, 0.25)])
 def test_model_replacement_gives_the_attackers_model_where_others_send_nothing(
@@ -310,6 +310,7 @@ MILD: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_engines_agree_on_attacked_runs(name: str) -> None:
     adversary = hansa.build("adversary", name, **MILD.get(name, {}))
@@ -332,6 +333,7 @@ def test_alie_counts_the_parties_that_were_asked_and_not_those_that_replied(engi
     assert found == pytest.approx((sum(honest) + 3 * (mean - shift * spread)) / 8, rel=1e-12)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("algorithm", [None, hansa.Scaffold(), hansa.FedAvg(fusion=NormClip())], ids=str)
 @pytest.mark.parametrize("name", ["alie", "ipm", "omniscient", "backdoor"])

@@ -88,6 +88,7 @@ def test_what_attackers_send_as_noise_does_not_depend_on_who_attacks_beside_them
 # --- formulas ---
 
 
+@pytest.mark.slow
 @given(SIZES, st.floats(0.01, 20.0))
 @settings(max_examples=30, deadline=None)
 def test_a_flipped_sign_is_a_negative_multiple_of_ones_own_update(size: tuple[int, int, int], scale: float) -> None:

@@ -8,15 +8,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from test_attacked_runs import images, linear
+from torch import Tensor
 
 import hansa
 from hansa.local import SGD, Proximal
 from hansa.sim.workers import usable
-from quadratics import found
+from quadratics import ENGINES, found
 from quadratics import task as quadratics
-
-ENGINES = ["reference", "stacked"]
 
 
 @dataclass(frozen=True)
@@ -30,19 +29,7 @@ class Constrained(hansa.Backdoor):
         return None
 
 
-def images(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images of 3 classes, 6 by 6; the row that is bright gives the class."""
-    draws = torch.Generator().manual_seed(seed)
-    y = torch.randint(0, 3, (n,), generator=draws)
-    x = torch.rand(n, 1, 6, 6, generator=draws, dtype=torch.float64) * 0.5
-    x[torch.arange(n), 0, y + 2] += 0.7
-    return x, y
-
-
 def task() -> hansa.Task:
-    def linear() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(36, 3)).double()
-
     return hansa.Task(linear, parties=[images(30, seed) for seed in range(5)], test=images(200, 99), classes=3)
 
 

@@ -29,6 +29,7 @@ def boyd(rounds: int, rho: float) -> tuple[list[float], list[float], float]:
     return x, y, z
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("model", [line, Scalar])
 def test_with_enough_local_steps_it_is_the_papers_iteration(model: object, engine: str) -> None:
@@ -57,6 +58,7 @@ def by_hand(rounds: int, rho: float, lr: float, steps: int, absent: Any) -> tupl
     return x, y, z
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("model", [line, Scalar])
 def test_parties_that_did_not_take_part_keep_x_and_y_and_count_in_z(model: object, engine: str) -> None:
@@ -73,6 +75,7 @@ def test_parties_that_did_not_take_part_keep_x_and_y_and_count_in_z(model: objec
             assert float(memory[DUAL]) == pytest.approx(y[k], abs=1e-12)
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(("settings", "rounds"), [({}, 80), ({"cohort_size": 2}, 250)])
 @pytest.mark.parametrize("steps", [1, 5])
 def test_its_fixed_point_is_the_optimum_of_the_mean_loss(steps: int, settings: dict[str, Any], rounds: int) -> None:
@@ -109,6 +112,7 @@ def ridge(sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
              torch.randn(n, generator=draws, dtype=torch.float64) + k) for k, n in enumerate(sizes)]  # fmt: skip
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("engine", ["reference", pytest.param("stacked", marks=pytest.mark.slow)])
 def test_with_per_samples_its_fixed_point_is_the_ridge_regression_on_all_samples(engine: str) -> None:
     parties, decay = ridge([2, 9, 4]), 0.1
@@ -134,6 +138,7 @@ def test_one_party_alone_reaches_its_own_optimum(engine: str) -> None:
     assert float(done.memories[0][DUAL]) == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("solver", [Consensus(SGD(batch=4), 0.5), Consensus(SGD(batch=4), 0.5, 3.0),
                                     Consensus(Adam(batch=4), 0.5), Consensus(SGD(batch=4, momentum=0.5))])  # fmt: skip
 def test_the_solver_passes_the_suite_of_solvers(solver: Consensus) -> None:

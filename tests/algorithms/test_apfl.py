@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_fedper import SIZES, net, samples, task
+from test_fedper import task
 from torch import Tensor, nn
 
 import hansa
@@ -15,6 +15,7 @@ from hansa.fusion import FLTrust
 from hansa.local import DPSGD, SGD, Adam, Gradient, Halves, ModelInterpolation, Proximal
 from hansa.local.mixed import ALPHA, OWN
 from quadratics import ENGINES
+from small_tasks import SIZES, net, samples
 from wire import sent_and_remembered
 
 LOCAL = SGD(lr=0.3, batch=3)

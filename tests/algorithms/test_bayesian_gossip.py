@@ -52,6 +52,7 @@ def pooled(data: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return precision, torch.linalg.solve(precision, PRIOR * first + (x.T @ y / SIGMA**2).flatten())
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("topology", "rounds"), [("complete", 1), ("ring", 40), ("star", 110)])
 def test_beliefs_converge_to_the_pooled_posterior_with_its_precision_over_n(topology: Any, rounds: int) -> None:
     data = samples()
@@ -82,6 +83,7 @@ def test_the_published_model_is_the_pooled_posterior_mean_before_the_parties_agr
     assert not torch.allclose(done.memories[0]["belief/mean"], pooled(data)[1], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_likelihood_that_is_spread_over_rounds_counts_once() -> None:
     data = samples()
     done = gossip(data, 12, topology="complete", repeats=10)
@@ -91,6 +93,7 @@ def test_a_likelihood_that_is_spread_over_rounds_counts_once() -> None:
     assert int(done.memories[0]["belief/counted"]) == 10
 
 
+@pytest.mark.slow
 def test_a_party_that_misses_a_round_adds_its_likelihood_later() -> None:
     data = samples()
     algorithm = hansa.BayesianGossip(topology="complete", belief="full", prior=PRIOR, scale=2.0, repeats=1)
@@ -100,6 +103,7 @@ def test_a_party_that_misses_a_round_adds_its_likelihood_later() -> None:
     assert torch.allclose(done.memories[1]["belief/mean"], pooled(data)[1], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_several_newton_steps_of_a_logistic_model_find_the_most_probable_one() -> None:
     make = torch.Generator().manual_seed(5)
     data = [(torch.randn(30, 2, generator=make).double(), torch.randint(2, (30,), generator=make)) for _ in range(3)]

@@ -89,6 +89,7 @@ def apart(result: Any) -> bool:
     return all((numbers[k] == numbers[0]) == (sort_of(k) == sort_of(0)) for k in range(PARTIES))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("hidden", [False, True])
 @pytest.mark.parametrize("server", [Descent(), Momentum(beta=0.5)])
@@ -178,6 +179,7 @@ def test_of_equal_models_the_first_is_taken_and_an_empty_cluster_keeps_its_model
     assert done.state.slots["w"].flatten().tolist() == pytest.approx([2.0, 2.0, 50.0], abs=1e-12)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("fields", [{}, {"hidden": True}, {"start": "spread"}, {"restarts": 2, "trial": 2},
                                     {"fusion": Median()}, {"server": Momentum(lr=0.5, beta=0.5)}])  # fmt: skip
@@ -304,6 +306,7 @@ def test_a_fusion_that_needs_more_members_leaves_a_small_cluster_as_it_is() -> N
     assert list(done.history[0]["fusion"]["shares"]) == ["0", "1", "2", "3", "4"]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("party", [0, 3])
 @pytest.mark.parametrize("claim", [-1, 2, 10**12])
 def test_a_claim_of_a_cluster_that_does_not_exist_is_rejected(
@@ -394,6 +397,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
             hyp(**fields)
 
 
+@pytest.mark.slow
 def test_it_works_with_transforms_selectors_and_small_cohorts() -> None:
     for run in ({"compress": Int8()}, {"select": "weighted", "cohort": 0.5}, {"cohort_size": 3, "max_norm": 50.0},
                 {"select": {"name": "power-of-choice", "variant": "rpow-d"}, "cohort_size": 3}):  # fmt: skip
@@ -404,6 +408,7 @@ def test_it_works_with_transforms_selectors_and_small_cohorts() -> None:
     assert apart(hansa.simulate(summed, task(), rounds=6, privacy={"bound": 5.0}))
 
 
+@pytest.mark.slow
 def test_a_robust_fusion_protects_each_cluster_from_its_own_liar() -> None:
     parties = [samples(k, 20, 1) for k in range(10)]
     many = task(parties=parties, party_tests=[samples(k, 40, 2) for k in range(10)])
@@ -415,6 +420,7 @@ def test_a_robust_fusion_protects_each_cluster_from_its_own_liar() -> None:
         assert low <= done.history[-1]["accuracy"] <= high, fusion
 
 
+@pytest.mark.slow
 def test_the_state_of_restarts_and_of_a_growing_start_is_resumed(tmp_path: Path) -> None:
     for name, fields in (("spread", {"start": "spread", "clusters": 3}), ("again", {"restarts": 2, "trial": 2})):
         algorithm = hansa.HypCluster(local=SOLVER, **fields)  # type: ignore[arg-type]
@@ -425,13 +431,6 @@ def test_the_state_of_restarts_and_of_a_growing_start_is_resumed(tmp_path: Path)
             resumed = hansa.simulate(algorithm, task(), rounds=5, run_dir=folder, resume=True)
             assert torch.equal(whole.state.slots["w"], resumed.state.slots["w"])
             assert torch.equal(whole.state.slots["assigned"], resumed.state.slots["assigned"])
-
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Generator[NetworkPool, None, None]:
-    network = NetworkPool(tmp_path_factory.mktemp("network"))
-    yield network
-    network.close()
 
 
 @pytest.mark.slow

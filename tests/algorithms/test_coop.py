@@ -10,13 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 import hansa
 from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.local import SGD, LocalSolver
 from hansa.run.result import Result
 from hansa.sim.distributions import Exponential, Lognormal
+from quadratics import Scalar
+from small_tasks import halves
 
 
 @given(st.integers(0, 200))
@@ -35,17 +36,6 @@ def test_an_age_is_judged_by_both_bounds_inclusively(low: int, more: int, age: i
     assert hansa.CoOp(b_l=0).judge(age) == "accepted"
 
 
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-
-
-def task(parties: int = 5) -> hansa.Task:
-    make = torch.Generator().manual_seed(1)
-    sizes = [4, 6, 3, 9, 5, 7, 2, 8][:parties]
-    data = [(torch.randn(n, 3, generator=make).double(), torch.randint(2, (n,), generator=make)) for n in sizes]
-    return hansa.Task(net, "cross_entropy", data, classes=2)
-
-
 @dataclass(frozen=True)
 class AddOne(LocalSolver):
     """Adds 1 to the model, and writes down what it was sent: (party, round, age, model)."""
@@ -59,15 +49,6 @@ class AddOne(LocalSolver):
 
 
 sent: list[tuple[int, int, int, float]] = []
-
-
-class Scalar(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w.expand(len(x), 1)
 
 
 def run(rounds: int, parties: int = 6, **given: Any) -> Result:
@@ -156,13 +137,13 @@ def test_if_every_party_at_work_is_overactive_the_next_model_is_accepted() -> No
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_with_one_party_and_no_lower_bound_it_is_sequential_sgd(engine: str) -> None:
     local = SGD(lr=0.3, batch=2)
-    done = hansa.simulate(hansa.CoOp(local=local, b_l=0), task(1), rounds=4, cohort_size=1, engine=engine)
-    plain = hansa.simulate(hansa.FedAvg(local=local), task(1), rounds=4, engine=engine)
+    done = hansa.simulate(hansa.CoOp(local=local, b_l=0), halves(1), rounds=4, cohort_size=1, engine=engine)
+    plain = hansa.simulate(hansa.FedAvg(local=local), halves(1), rounds=4, engine=engine)
     assert torch.equal(done.state.params.w, plain.state.params.w)
 
 
 def test_lost_parties_are_replaced() -> None:
-    done = hansa.simulate(hansa.CoOp(), task(8), rounds=12, cohort_size=4, absent=lambda p, r: p in (1, 4))
+    done = hansa.simulate(hansa.CoOp(), halves(8), rounds=12, cohort_size=4, absent=lambda p, r: p in (1, 4))
     assert {name for line in done.history for name in line.get("missing", {})} == {"1", "4"}
     assert done.state.slots["age"] > 6
 
@@ -173,4 +154,4 @@ def test_bad_settings_are_one_sentence() -> None:
         with pytest.raises(hansa.ConfigError, match=why):
             hansa.CoOp(**fields)
     with pytest.raises(hansa.ConfigError, match="with 5 parties at work every party would soon be overactive at b_l"):
-        hansa.simulate(hansa.CoOp(b_l=5), task())
+        hansa.simulate(hansa.CoOp(b_l=5), halves())

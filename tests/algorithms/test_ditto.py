@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hansa
 from hansa.artifacts import saved_model
@@ -18,23 +18,15 @@ from hansa.fusion import Krum, Median
 from hansa.local import DPSGD, SGD, Adam, Proximal, TwoModels
 from hansa.testing import check_solver
 from quadratics import ENGINES, Scalar, line, task
+from small_tasks import classes as three_classes
+from small_tasks import net, samples
 
 A, B = [1.0, 3.0, 2.0], [0.0, 4.0, -1.0]
 OWN = "own/w"
 
 
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def samples(seed: int, sizes: tuple[int, ...] = (5, 9, 2)) -> list[tuple[Tensor, Tensor]]:
-    draws = torch.Generator().manual_seed(seed)
-    return [(torch.randn(n, 4, generator=draws, dtype=torch.float64), torch.randint(0, 3, (n,), generator=draws))
-            for n in sizes]  # fmt: skip
-
-
-def classes(model: Any = net) -> hansa.Task:
-    return hansa.Task(model, "cross_entropy", samples(0), party_tests=samples(1), classes=3)
+def classes() -> hansa.Task:
+    return three_classes(party_tests=samples(seed=1))
 
 
 def by_hand(rounds: int, steps: int, lr: float, lam: float, absent: Any) -> tuple[list[float], float]:
@@ -69,6 +61,7 @@ def test_a_run_is_the_papers_equations(model: object, engine: str) -> None:
 LOCALS = [SGD(lr=0.3, batch=3), SGD(lr=0.1, batch=3, momentum=0.9), Adam(lr=0.05, batch=3), DPSGD(lr=0.1, batch=3)]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_shared_model_is_that_of_fedavg_to_the_last_bit(engine: str, local: Any) -> None:
@@ -80,6 +73,7 @@ def test_the_shared_model_is_that_of_fedavg_to_the_last_bit(engine: str, local: 
         torch.testing.assert_close(shared, plain, rtol=0, atol=0 if exact else 1e-12)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("local", LOCALS[:3])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_with_lam_0_each_party_trains_its_own_model_alone(engine: str, local: Any) -> None:
@@ -90,7 +84,7 @@ def test_with_lam_0_each_party_trains_its_own_model_alone(engine: str, local: An
         )
         torch.testing.assert_close(done.memories[k][OWN], alone.state.params.w, rtol=0, atol=1e-12)
     own = hansa.simulate(hansa.Ditto(local=SGD(lr=0.3, batch=None), lam=0.0), classes(), rounds=3, engine=engine)
-    for k, party in enumerate(samples(0)):
+    for k, party in enumerate(samples()):
         one = hansa.Task(net, "cross_entropy", [party], classes=3)
         alone = hansa.simulate(hansa.FedAvg(local=SGD(lr=0.3, batch=None)), one, rounds=3)
         torch.testing.assert_close(own.memories[k][OWN], alone.state.params.w, rtol=0, atol=1e-12)
@@ -107,6 +101,7 @@ def test_beside_dp_sgd_both_models_have_their_own_noise_and_cost_privacy() -> No
         assert abs(float(done.memories[k][OWN] - alone.state.params.w)) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_large_lam_ties_the_own_models_to_the_shared_one() -> None:
     away = []
     for lam in (0.0, 1.0, 20.0):
@@ -123,7 +118,7 @@ def test_a_large_lam_ties_the_own_models_to_the_shared_one() -> None:
 def test_own_models_are_evaluated_and_survive_a_save(tmp_path: Any) -> None:
     done = hansa.simulate(hansa.Ditto(local=SGD(lr=0.5, epochs=3)), classes(), rounds=3)
     back = saved_model.load(done.save(tmp_path / "run"), make=net)
-    for k, (x, y) in enumerate(samples(1)):
+    for k, (x, y) in enumerate(samples(seed=1)):
         right = (done.model(party=k)(x).argmax(1) == y).double().mean()
         assert done.history[-1]["parties"][str(k)]["accuracy"] == pytest.approx(float(right))
         assert torch.equal(back.predict(x, party=k), done.predict(x, party=k))
@@ -171,6 +166,7 @@ def test_no_message_contains_what_a_party_keeps(
                 assert not any(torch.allclose(vector, kept - done.state.params.w) for vector in vectors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "solver", [TwoModels(SGD(batch=4), 0.5), TwoModels(Adam(batch=4), 2.0), TwoModels(Proximal(batch=4), 0.0)]
 )

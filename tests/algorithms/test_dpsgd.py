@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
+from gossip import Scatter, models, net, task
 from torch import Tensor, nn
 
 import hansa
-from hansa.local import SGD, LocalSolver
-from hansa.local.solver import Carry, Context
+from hansa.local import SGD
 from hansa.schedule import ExponentialDecay
 from hansa.topology import RandomGraph, metropolis, spectral_gap
 
 TOPOLOGIES: list[Any] = ["ring", "grid", "complete", "star", {"name": "random", "probability": 0.5, "seed": 7},
                          {"name": "random-regular", "degree": 3}, "small-world"]  # fmt: skip
-
-
-def net() -> nn.Module:
-    return nn.Linear(3, 2).double()
-
-
-def task(parties: int = 6, model: Any = net) -> hansa.Task:
-    make = torch.Generator().manual_seed(1)
-    data = [
-        (torch.randn(4, 3, generator=make).double() + k, torch.randint(2, (4,), generator=make)) for k in range(parties)
-    ]
-    return hansa.Task(model, "cross_entropy", data, classes=2)
-
-
-@dataclass(frozen=True)
-class Scatter(LocalSolver):
-    """In round 0 a party moves to its own optimum; after that its gradient is zero."""
-
-    name: ClassVar[str] = "scatter"
-    sampler: ClassVar[Any] = "full"
-
-    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        return w - 3.0 * direction * (ctx.round == 0), carry
-
-
-def models(result: hansa.Result) -> Tensor:
-    return torch.stack([result.memories[party]["gossip/w"] for party in sorted(result.memories)])
 
 
 def spread(x: Tensor) -> float:
@@ -54,6 +26,7 @@ def mixing(algorithm: hansa.DecentralizedSGD, parties: int) -> Tensor:
     return metropolis(algorithm.topology.graph(parties)).dense()
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda each: each if isinstance(each, str) else each["name"])
 def test_mixing_keeps_the_mean_and_contracts_by_the_spectral_factor(topology: Any) -> None:
     algorithm = hansa.DecentralizedSGD(local=Scatter(), topology=topology)
@@ -94,6 +67,7 @@ def test_what_is_published_is_the_plain_mean_of_the_parties_models() -> None:
     assert torch.allclose(done.state.params.w, models(done).mean(0), atol=1e-15)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda each: each if isinstance(each, str) else each["name"])
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_a_missing_party_keeps_its_model_and_the_mean_is_preserved(topology: Any, engine: str) -> None:
@@ -147,6 +121,7 @@ def test_the_old_fields_of_the_random_topology_still_work_and_warn() -> None:
     assert old == hansa.DecentralizedSGD(topology=RandomGraph(0.5, 7))
 
 
+@pytest.mark.slow
 def test_parties_come_to_agree_on_the_optimum_of_the_mean_loss() -> None:
     make = torch.Generator().manual_seed(3)
     x, noise = torch.randn(5, 6, 2, generator=make).double(), torch.randn(5, 6, 1, generator=make).double()

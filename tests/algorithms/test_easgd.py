@@ -49,6 +49,7 @@ def flat(output: Tensor, target: Tensor) -> Tensor:
     return 0.0 * output[:, 0]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("settings", [{}, {"cohort_size": 2}, {"absent": lambda party, round: party == round % 3}])
 def test_without_gradients_the_sum_of_workers_and_centre_is_kept(settings: dict[str, Any], engine: str) -> None:
@@ -108,6 +109,7 @@ def overlapped(rounds: int, lr: float, alpha: float, beta: float, steps: int) ->
     return workers, cluster.z
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("model", [line, Scalar])
 @pytest.mark.parametrize(("alpha", "beta"), [(0.6, 0.7), (0.6, 0.0), (0.2, 0.7), (0.95, 0.3)])
@@ -185,6 +187,7 @@ def test_the_strengths_left_out_are_the_papers() -> None:
     assert [float(done.memories[k][OWN]) for k in range(3)] == pytest.approx(xs, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_centre_converges_to_the_optimum_of_the_mean_when_all_curvatures_are_the_same() -> None:
     given = task([1.0, 1.0, 1.0], B)
     assert found(hansa.EASGD(local=Elastic(lr=0.5, steps=1, batch=None)), given, 100) == pytest.approx(1.0, abs=1e-9)

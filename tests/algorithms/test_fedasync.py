@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hansa
 from hansa.algorithms import ConstantStaleness, HingeStaleness, PolynomialStaleness, Staleness
@@ -15,30 +15,22 @@ from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.local import SGD, LocalSolver, Proximal
 from hansa.schedule import ConstantRate, StepDecay
 from hansa.sim.distributions import Exponential
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+from quadratics import Scalar
+from small_tasks import chain, halves
 
 
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
 
 
-def task(parties: int = 5, model: Any = net) -> hansa.Task:
-    make = torch.Generator().manual_seed(1)
-    sizes = [4, 6, 8, 9, 5, 7, 6, 8][:parties]
-    data = [(torch.randn(n, 3, generator=make).double(), torch.randint(2, (n,), generator=make)) for n in sizes]
-    return hansa.Task(model, "cross_entropy", data, classes=2)
-
-
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
-@pytest.mark.parametrize("model", [net, normed], ids=["net", "batch-norm"])
+@pytest.mark.parametrize("model", [chain, normed], ids=["net", "batch-norm"])
 def test_with_alpha_one_and_one_party_it_is_sequential_sgd(engine: str, model: Any) -> None:
     local = SGD(lr=0.3, batch=None if model is normed else 2)
     method = hansa.FedAsync(local=local, alpha=1.0, staleness=ConstantStaleness())
-    done = hansa.simulate(method, task(1, model), rounds=4, cohort_size=1, engine=engine)
-    plain = hansa.simulate(hansa.FedAvg(local=local), task(1, model), rounds=4, engine=engine)
+    done = hansa.simulate(method, halves(1, model), rounds=4, cohort_size=1, engine=engine)
+    plain = hansa.simulate(hansa.FedAvg(local=local), halves(1, model), rounds=4, engine=engine)
     for name, value in done.params.items():
         assert torch.equal(value, plain.params[name]), name
 
@@ -56,15 +48,6 @@ class Target(LocalSolver):
 
 
 trace: list[tuple[int, int]] = []
-
-
-class Scalar(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w.expand(len(x), 1)
 
 
 def traced(rounds: int, parties: int = 4, **given: Any) -> tuple[list[float], list[tuple[int, int]], Any]:
@@ -119,7 +102,7 @@ def test_the_proximal_term_pulls_to_the_version_that_the_party_was_sent() -> Non
     local = Proximal(lr=0.3, batch=None, mu=0.5, steps=4)
     devices = {"latency": Exponential()}
     both = [
-        hansa.simulate(hansa.FedAsync(local=solver, alpha=0.5), task(), rounds=6, devices=devices, engine="reference")
+        hansa.simulate(hansa.FedAsync(local=solver, alpha=0.5), halves(), rounds=6, devices=devices, engine="reference")
         for solver in (local, Proximal(lr=0.3, batch=None, mu=0.0, steps=4))
     ]
     assert any(line["staleness"] > 0 for line in both[0].history)
@@ -133,7 +116,7 @@ def test_a_model_older_than_allowed_is_dropped_and_another_awaited() -> None:
 
 
 def test_lost_parties_are_replaced_and_every_round_takes_a_step() -> None:
-    done = hansa.simulate(hansa.FedAsync(), task(8), rounds=9, cohort_size=4, absent=lambda p, r: p in (1, 4))
+    done = hansa.simulate(hansa.FedAsync(), halves(8), rounds=9, cohort_size=4, absent=lambda p, r: p in (1, 4))
     assert done.state.slots["version"] == 9
     assert {name for line in done.history for name in line.get("missing", {})} == {"1", "4"}
 

@@ -18,12 +18,9 @@ from hansa.fusion import WeightedMean
 from hansa.local import SGD
 from hansa.schedule import ExponentialDecay
 from hansa.sim.engine import PartyWork, ReferenceEngine
-
-ENGINES = ["reference", "stacked"]
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+from quadratics import ENGINES, Scalar, found
+from quadratics import task as quadratics
+from small_tasks import net
 
 
 def samples(sizes: list[int], seed: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -204,30 +201,13 @@ def test_a_server_rate_of_two_moves_twice_as_far() -> None:
     assert close(twice, 2 * once)
 
 
-class Scalar(nn.Module):
-    """One number that does not depend on the sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w.expand(len(x), 1)
-
-
-def quadratic(output: Tensor, target: Tensor) -> Tensor:
-    """F = a / 2 (w - b)^2, a and b in the target."""
-    return target[:, 0] / 2 * (output[:, 0] - target[:, 1]) ** 2
-
-
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("steps", "fixed"), [(1, 0.909091), (10, 0.713442)])
 def test_the_fixed_point_of_two_quadratics_is_that_of_the_specification(steps: int, fixed: float, engine: str) -> None:
     # Card 1.2 (f): a = (1, 10), b = (0, 1), p = 1/2, rate 0.05; derived there and confirmed numerically.
-    parties = [(torch.zeros(3, 1, dtype=torch.float64), torch.tensor([[a, b]] * 3, dtype=torch.float64))
-               for a, b in ((1.0, 0.0), (10.0, 1.0))]  # fmt: skip
-    given = hansa.Task(Scalar, quadratic, parties)
-    found = hansa.simulate(hansa.FedAvg(local=SGD(lr=0.05, steps=steps, batch=None)), given, rounds=80, engine=engine)
-    assert float(found.params["w"]) == pytest.approx(fixed, abs=1e-6)
+    given = quadratics([1.0, 10.0], [0.0, 1.0], model=Scalar)
+    end = found(hansa.FedAvg(local=SGD(lr=0.05, steps=steps, batch=None)), given, 80, engine=engine)
+    assert end == pytest.approx(fixed, abs=1e-6)
     drift = [1 - (1 - 0.05 * a) ** steps for a in (1, 10)]
-    assert float(found.params["w"]) == pytest.approx(drift[1] / sum(drift), abs=1e-9)
+    assert end == pytest.approx(drift[1] / sum(drift), abs=1e-9)

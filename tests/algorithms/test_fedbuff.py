@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 import hansa
 from hansa.algorithms.fedbuff import nth_idle
@@ -18,17 +18,8 @@ from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver
 from hansa.sim.distributions import Constant, Distribution, Exponential, Lognormal
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-
-
-def task(parties: int = 5) -> hansa.Task:
-    make = torch.Generator().manual_seed(1)
-    sizes = [4, 6, 3, 9, 5, 7, 2, 8][:parties]
-    data = [(torch.randn(n, 3, generator=make).double(), torch.randint(2, (n,), generator=make)) for n in sizes]
-    return hansa.Task(net, "cross_entropy", data, classes=2)
+from quadratics import Scalar
+from small_tasks import halves
 
 
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
@@ -36,7 +27,7 @@ def test_a_buffer_as_large_as_the_cohort_without_staleness_is_uniform_fedavg(eng
     local = SGD(lr=0.3, batch=2, epochs=2)
     buffered = hansa.FedBuff(local=local, buffer=5, refill="flush")
     averaged = hansa.FedAvg(local=local, fusion=WeightedMean(uniform=True))
-    one, other = (hansa.simulate(a, task(), rounds=4, engine=engine) for a in (buffered, averaged))
+    one, other = (hansa.simulate(a, halves(), rounds=4, engine=engine) for a in (buffered, averaged))
     assert torch.allclose(one.state.params.w, other.state.params.w, rtol=0, atol=1e-13)
     assert [line["replies"] for line in one.history] == [5] * 4
 
@@ -45,7 +36,7 @@ def test_batch_statistics_are_averaged_as_in_fedavg() -> None:
     def normed() -> nn.Module:
         return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
 
-    given = task()
+    given = halves()
     given.model = normed
     local = SGD(lr=0.3, batch=None)
     buffered = hansa.FedBuff(local=local, buffer=5, refill="flush")
@@ -55,6 +46,7 @@ def test_batch_statistics_are_averaged_as_in_fedavg() -> None:
         assert torch.allclose(value.double(), other[name].double(), atol=1e-13), name
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("refill", ["arrival", "flush"])
 @pytest.mark.parametrize("latency", [Constant(1.0), Exponential(), Lognormal()])
 @pytest.mark.parametrize(("buffer", "cohort"), [(1, 4), (3, 4), (4, 4), (1, 1)])
@@ -62,7 +54,7 @@ def test_every_step_of_the_server_applies_as_many_updates_as_the_buffer_holds(
     buffer: int, cohort: int, latency: Distribution, refill: str
 ) -> None:
     algorithm = hansa.FedBuff(buffer=buffer, refill=refill)
-    done = hansa.simulate(algorithm, task(8), rounds=4, cohort_size=cohort, devices={"latency": latency})
+    done = hansa.simulate(algorithm, halves(8), rounds=4, cohort_size=cohort, devices={"latency": latency})
     assert [line["replies"] for line in done.history] == [buffer] * 4
     assert all(
         b["simulated_seconds"] >= a["simulated_seconds"] for a, b in zip(done.history, done.history[1:], strict=False)
@@ -81,15 +73,6 @@ class Power(LocalSolver):
 
 
 trace: list[tuple[int, int]] = []
-
-
-class Scalar(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w.expand(len(x), 1)
 
 
 def traced(rounds: int, parties: int = 4, **given: Any) -> tuple[list[float], list[tuple[int, int]]]:
@@ -157,13 +140,13 @@ def test_the_server_rate_scales_the_step() -> None:
 
 def test_one_worker_and_a_buffer_of_one_is_sequential_sgd() -> None:
     local = SGD(lr=0.3, batch=2)
-    done = hansa.simulate(hansa.FedBuff(local=local, buffer=1), task(1), rounds=4, cohort_size=1)
-    plain = hansa.simulate(hansa.FedAvg(local=local), task(1), rounds=4)
+    done = hansa.simulate(hansa.FedBuff(local=local, buffer=1), halves(1), rounds=4, cohort_size=1)
+    plain = hansa.simulate(hansa.FedAvg(local=local), halves(1), rounds=4)
     assert torch.allclose(done.state.params.w, plain.state.params.w, atol=1e-14)
 
 
 def test_a_lost_party_is_replaced_and_the_buffer_still_fills() -> None:
-    done = hansa.simulate(hansa.FedBuff(buffer=3), task(8), rounds=4, cohort_size=4, absent=lambda p, r: p in (1, 4))
+    done = hansa.simulate(hansa.FedBuff(buffer=3), halves(8), rounds=4, cohort_size=4, absent=lambda p, r: p in (1, 4))
     assert [line["replies"] for line in done.history] == [3] * 4
     missing = [name for line in done.history for name in line.get("missing", {})]
     assert set(missing) <= {"1", "4"}
@@ -171,13 +154,13 @@ def test_a_lost_party_is_replaced_and_the_buffer_still_fills() -> None:
 
 
 def test_if_all_are_lost_the_round_is_empty_and_the_run_goes_on() -> None:
-    done = hansa.simulate(hansa.FedBuff(buffer=2), task(3), rounds=2, absent=lambda party, round: True)
+    done = hansa.simulate(hansa.FedBuff(buffer=2), halves(3), rounds=2, absent=lambda party, round: True)
     assert all("tickets in a row were lost" in line["empty"] for line in done.history)
 
 
 def test_a_buffer_that_can_never_fill_is_refused() -> None:
     with pytest.raises(hansa.ConfigError, match="a buffer of 6 never fills with 5 parties"):
-        hansa.simulate(hansa.FedBuff(buffer=6, refill="flush"), task())
+        hansa.simulate(hansa.FedBuff(buffer=6, refill="flush"), halves())
     with pytest.raises(hansa.ConfigError, match="buffer must be at least 1"):
         hansa.FedBuff(buffer=0)
     with pytest.raises(hansa.ConfigError, match="max_staleness must not be negative, got -1"):

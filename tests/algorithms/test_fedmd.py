@@ -195,6 +195,7 @@ def test_only_the_scores_of_a_party_matter_not_its_architecture() -> None:
         torch.testing.assert_close(plain.memories[k]["own/w"], other.memories[k]["own/w"], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_party_learns_a_class_that_it_does_not_have() -> None:
     x, y = samples(200)
     pairs = [(x[y != k], y[y != k]) for k in range(4)]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import hansa
 from hansa.core.buffer_checks import MOST, OWN
@@ -15,16 +14,7 @@ from hansa.local import SGD, Adam, Normalised, Proximal
 from hansa.local.normalise import Normalise, reach
 from hansa.schedule import ExponentialDecay, StepDecay
 from quadratics import ENGINES, Scalar, found, line, task
-
-
-def classes(sizes: list[int]) -> hansa.Task:
-    draws = torch.Generator().manual_seed(0)
-    parties = [
-        (torch.randn(n, 4, generator=draws, dtype=torch.float64), torch.randint(0, 3, (n,), generator=draws))
-        for n in sizes
-    ]
-    model = lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()  # noqa: E731
-    return hansa.Task(model, "cross_entropy", parties, classes=3)
+from small_tasks import classes
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -42,6 +32,7 @@ def test_parties_that_take_as_many_steps_are_averaged_as_fedavg_does(own: Any, o
     torch.testing.assert_close(nova, plain, rtol=0, atol=1e-13)
 
 
+@pytest.mark.thin(0)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("model", [line, Scalar])
 def test_unequal_steps_do_not_move_the_optimum_when_steps_are_small(model: object, engine: str) -> None:
@@ -138,7 +129,8 @@ def test_the_same_own_rate_at_all_parties_is_the_common_one(fields: dict[str, fl
     torch.testing.assert_close(told, common, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("engine", ["reference", pytest.param("stacked", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["reference", pytest.param("stacked", marks=pytest.mark.night)])
 def test_unequal_rates_do_not_move_the_optimum_when_steps_are_small(engine: str) -> None:
     # As for unequal steps: at a vanishing rate FedAvg ends at sum p_i rate_i b_i / sum p_i rate_i = 20 / 21.
     given, own = task([1.0, 1.0], [0.0, 1.0]), {"1": {"lr": 0.02}}
@@ -237,7 +229,8 @@ def test_every_direction_counts_as_one_gradient_whatever_the_solver(local: Any, 
     assert end == pytest.approx(-0.1 * (2 * weights[0] + 6 * weights[1]) / 8, rel=1e-9)
 
 
-@pytest.mark.parametrize("engine", ["reference", pytest.param("stacked", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["reference", pytest.param("stacked", marks=pytest.mark.night)])
 def test_without_the_division_unequal_steps_would_move_the_optimum(engine: str) -> None:
     # Card 1.10 (b) with Nesterov momentum: FedAvg leans to the party with twenty steps, FedNova does not.
     given, same = task([1.0, 1.0], [0.0, 1.0], sizes=[1, 20]), hansa.WeightedMean(uniform=True)

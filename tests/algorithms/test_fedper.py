@@ -15,21 +15,7 @@ from hansa.fusion import FLTrust
 from hansa.local import SGD, Adam, Gradient, Proximal
 from hansa.local.personal import HEAD
 from quadratics import ENGINES
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def samples(sizes: list[int], seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    draws = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randn(n, 4, generator=draws, dtype=torch.float64), torch.randint(0, 3, (n,), generator=draws))
-        for n in sizes
-    ]
-
-
-SIZES = [5, 9, 2]
+from small_tasks import SIZES, net, samples
 
 
 def task(parties: list[tuple[Tensor, Tensor]] | None = None) -> hansa.Task:

@@ -18,24 +18,22 @@ from hansa.schedule import StepDecay
 from hansa.testing import check_solver
 from hansa.transforms import ByLayer, ErrorFeedback, Sign, TopK
 from quadratics import ENGINES, Scalar, line, task
+from small_tasks import classes as three_classes
+from small_tasks import net
+from small_tasks import samples as samples_of
 
 A, B = [1.0, 3.0, 2.0, 0.5], [0.0, 4.0, -1.0, 9.0]
 MEMBERS: list[type[FedPlus]] = [hansa.FedAvgPlus, hansa.FedGeoMedPlus, hansa.FedCoMedPlus]
 LOCAL = SGD(lr=0.1, steps=3, batch=None)
+SIZES = (6, 6, 6)
 
 
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def samples(seed: int, sizes: tuple[int, ...] = (6, 6, 6)) -> list[tuple[Tensor, Tensor]]:
-    draws = torch.Generator().manual_seed(seed)
-    return [(torch.randn(n, 4, generator=draws, dtype=torch.float64), torch.randint(0, 3, (n,), generator=draws))
-            for n in sizes]  # fmt: skip
+def samples(seed: int) -> list[tuple[Tensor, Tensor]]:
+    return samples_of(SIZES, seed)
 
 
 def classes(**more: Any) -> hansa.Task:
-    return hansa.Task(net, "cross_entropy", samples(0), party_tests=samples(1), classes=3, **more)
+    return three_classes(SIZES, party_tests=samples(1), **more)
 
 
 def own(done: hansa.Result, parties: int, start: Tensor | None = None) -> Tensor:
@@ -71,6 +69,7 @@ def by_hand(algorithm: FedPlus, rounds: int, steps: int, lr: float, absent: Any 
     return models, w
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("model", [line, Scalar])
 @pytest.mark.parametrize("member", MEMBERS)
@@ -140,6 +139,7 @@ def test_with_mu_0_no_party_depends_on_another(member: type[FedPlus], engine: st
     assert float((coupled[0].memories[0][OWN] - coupled[1].memories[0][OWN]).abs().max()) > 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_strong_pull_brings_the_models_together(engine: str) -> None:
     spread = []
@@ -172,6 +172,7 @@ def test_engines_agree_around_any_solver(member: type[FedPlus], local: Any) -> N
     torch.testing.assert_close(own(one, 3), own(other, 3), rtol=0, atol=1e-9)
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     "solver",
     [Plus(SGD(lr=0.1, batch=4), "squared", 0.5, 0.2, 0.3), Plus(SGD(lr=0.1, batch=4), "l2", 0.5, 0.01, 0.3),

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import hansa
 from hansa.local import SGD, Proximal
 from quadratics import ENGINES, Scalar, found, line, task
+from small_tasks import classes
 
 MODELS = [line, Scalar]
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def classes(sizes: list[int]) -> hansa.Task:
-    draws = torch.Generator().manual_seed(0)
-    parties = [
-        (torch.randn(n, 4, generator=draws, dtype=torch.float64), torch.randint(0, 3, (n,), generator=draws))
-        for n in sizes
-    ]
-    return hansa.Task(net, "cross_entropy", parties, classes=3)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -69,6 +56,7 @@ def test_a_very_large_mu_leaves_the_model_where_it_is() -> None:
     assert ends[2] == pytest.approx(0.0, abs=1e-3)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("start", [0.0, -3.0])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("gamma", "steps"), [(1.0, 0), (0.5, None), (0.01, None), (0.0, 40)])

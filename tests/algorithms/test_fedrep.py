@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_fedper import SIZES, net, samples, task
+from test_fedper import task
 from torch import Tensor, nn
 
 import hansa
@@ -14,6 +14,7 @@ from hansa.core.registry import build
 from hansa.local import DPSGD, SGD, Adam, Alternating, Gradient
 from hansa.local.personal import HEAD
 from quadratics import ENGINES
+from small_tasks import SIZES, net, samples
 from wire import sent_and_remembered
 
 BASE, TOP = ("0.weight", "0.bias"), ("2.weight", "2.bias")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_fedper import net, samples, task
+from test_fedper import task
 from torch import Tensor, nn
 
 import hansa
@@ -19,6 +19,7 @@ from hansa.local.choosing import CHOICE, OWN, held_mask, trained_rows
 from hansa.local.data_interpolation import public_count
 from hansa.sim.chain import chain_of
 from quadratics import ENGINES
+from small_tasks import net, samples
 from wire import sent_and_remembered
 
 SIZES = [5, 9, 2, 1, 12]
@@ -104,6 +105,7 @@ def test_mapper_s_steps_are_the_derivatives_of_the_mixture_s_loss(engine: str) -
     torch.testing.assert_close(second.state.params.w, first.state.params.w - 0.3 * mean, rtol=0, atol=1e-13)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", ["mapper", "dapper"])
 def test_a_party_chooses_the_weight_with_the_lowest_loss_on_its_held_out_samples(method: str, engine: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_fedper import net, samples, task
+from test_fedper import task
 
 import hansa
 from hansa.algorithms.optimal_averaging import averaged
@@ -16,6 +16,7 @@ from hansa.local import SGD, Halves
 from hansa.local.halves import OWN, halves
 from quadratics import ENGINES
 from quadratics import task as quadratic
+from small_tasks import net, samples
 from wire import sent_and_remembered
 
 SIZES = [6, 9, 2, 1]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_fedper import SIZES, net, samples
 from torch import Tensor, nn
 
 import hansa
@@ -27,13 +25,10 @@ from hansa.testing import PartyPool, check_algorithm, experiment_for, same_bits
 from hansa.testing.algorithms import check_engines, check_replay
 from hansa.testing.experiments import simulated
 from quadratics import ENGINES
+from small_tasks import SIZES, classes, net, samples
 
 DIM = 4 * 5 + 5 + 5 * 3 + 3
 LAYERS = [(0, 20), (25, 40)]  # the two weight matrices
-
-
-def task(sizes: list[int] | None = None, model: Callable[[], nn.Module] = net, **given: Any) -> hansa.Task:
-    return hansa.Task(model, "cross_entropy", samples(sizes or SIZES), classes=3, **given)
 
 
 def dense(**fields: Any) -> hansa.PruneFL:
@@ -137,19 +132,19 @@ def test_the_importance_is_the_mean_of_the_parties_squared_gradients(engine: str
 @pytest.mark.parametrize("local", [LOCAL, SGD(lr=0.1, momentum=0.9), Proximal(lr=0.3, mu=0.5), Adam(lr=0.05)])
 def test_without_pruning_it_is_fedavg_bit_for_bit(local: Any) -> None:
     """Also where squared gradients are asked for: they choose nothing, because nothing may be removed."""
-    plain = hansa.simulate(hansa.FedAvg(local=local), task(), rounds=3, engine="reference")
+    plain = hansa.simulate(hansa.FedAvg(local=local), classes(), rounds=3, engine="reference")
     for fields in ({"interval": 0}, {"interval": 1, "removable": 0.0}):
-        pruned = hansa.simulate(dense(local=local, **fields), task(), rounds=3, engine="reference")
+        pruned = hansa.simulate(dense(local=local, **fields), classes(), rounds=3, engine="reference")
         assert torch.equal(pruned.state.params.w, plain.state.params.w)
         assert pruned.state.slots["mask"].all() and pruned.history[-1]["density"] == 1.0
-    stacked = hansa.simulate(dense(local=local), task(), rounds=3, engine="stacked")
+    stacked = hansa.simulate(dense(local=local), classes(), rounds=3, engine="stacked")
     torch.testing.assert_close(stacked.state.params.w, plain.state.params.w, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_first_party_trains_alone_and_the_density_falls_in_equal_ratios(engine: str, states: list[Any]) -> None:
     algorithm = hansa.PruneFL(local=LOCAL, first=2, first_rounds=2, density=0.25)
-    done = hansa.simulate(algorithm, task(), rounds=3, engine=engine)
+    done = hansa.simulate(algorithm, classes(), rounds=3, engine=engine)
     assert [line["asked"] for line in done.history] == [1, 1, 3]
     for state, density in zip(states, (0.5, 0.25, 0.25), strict=True):
         assert [int(state.slots["mask"][a:b].sum()) for a, b in LAYERS] == [int(density * (b - a)) for a, b in LAYERS]
@@ -165,7 +160,7 @@ def test_the_mask_changes_in_its_rounds_only_and_pruned_weights_are_zero(
     engine: str, server: str, states: list[Any]
 ) -> None:
     algorithm = hansa.PruneFL(**PRUNES, server=build("server", server))
-    done = hansa.simulate(algorithm, task(), rounds=6, engine=engine)
+    done = hansa.simulate(algorithm, classes(), rounds=6, engine=engine)
     masks = [state.slots["mask"] for state in states]
     changes = [not torch.equal(a, b) for a, b in itertools.pairwise(masks)]
     assert changes == [False, False, True, False, True]  # rounds 4 and 6: after two and four rounds of the cohort
@@ -183,7 +178,7 @@ def test_a_weight_that_comes_back_starts_at_zero(monkeypatch: pytest.MonkeyPatch
         return ask(self, verb, **given)
 
     monkeypatch.setattr(Federation, "_ask", watched)
-    hansa.simulate(hansa.PruneFL(**PRUNES), task(), rounds=4, engine="reference")
+    hansa.simulate(hansa.PruneFL(**PRUNES), classes(), rounds=4, engine="reference")
     squares, after = [given for given in sent if isinstance(given["op"], SquaredGradient | Pruned)][-2:]
     assert isinstance(squares["op"], SquaredGradient) and squares["op"].expects(squares["payload"])["w"][0] == (DIM,)
     whole = []
@@ -198,8 +193,8 @@ def test_a_weight_that_comes_back_starts_at_zero(monkeypatch: pytest.MonkeyPatch
 
 def test_messages_shrink_with_the_mask() -> None:
     algorithm = hansa.PruneFL(local=LOCAL, density=0.2, interval=2)
-    done = hansa.simulate(algorithm, task(), rounds=4, engine="reference")
-    plain = hansa.simulate(hansa.FedAvg(local=LOCAL), task(), rounds=2, engine="reference")
+    done = hansa.simulate(algorithm, classes(), rounds=4, engine="reference")
+    plain = hansa.simulate(hansa.FedAvg(local=LOCAL), classes(), rounds=2, engine="reference")
     kept = 4 + 5 + 3 + 3
     alone, cohort, squares = (done.history[k] for k in (0, 1, 3))
     assert cohort["density"] == pytest.approx(kept / DIM)
@@ -213,12 +208,12 @@ def test_messages_shrink_with_the_mask() -> None:
 def test_simulated_steps_take_the_time_of_the_remaining_parameters() -> None:
     devices = {"compute": {"name": "constant", "value": 2.0}, "latency": {"name": "constant", "value": 0.5}}
     algorithm = hansa.PruneFL(local=SGD(lr=0.1, steps=5), density=0.2, interval=0, fixed=0.25)
-    done = hansa.simulate(algorithm, task(), rounds=3, devices=devices, engine="reference")
+    done = hansa.simulate(algorithm, classes(), rounds=3, devices=devices, engine="reference")
     at = [0.0, *(line["simulated_seconds"] for line in done.history)]
     density = (4 + 5 + 3 + 3) / DIM
     short = 0.5 + 5 * 2.0 * (0.25 + 0.75 * density)
     assert [b - a for a, b in itertools.pairwise(at)] == pytest.approx([10.5, short, short])
-    late = hansa.simulate(algorithm, task(), rounds=3, devices=devices, deadline=short + 0.01, engine="reference")
+    late = hansa.simulate(algorithm, classes(), rounds=3, devices=devices, deadline=short + 0.01, engine="reference")
     assert not any("missing" in line for line in late.history)
     assert late.history[-1]["simulated_seconds"] == pytest.approx(3 * short + 0.01)  # the first round is cut short
 
@@ -230,6 +225,7 @@ def test_engines_agree_and_a_resumed_run_goes_on_while_the_mask_changes() -> Non
     check_replay(CHANGES, check_engines(CHANGES))
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_the_algorithm_keeps_its_promises_while_the_mask_changes(pool: PartyPool) -> None:
     check_algorithm(CHANGES, pool)
@@ -249,12 +245,13 @@ def test_the_saved_model_is_an_ordinary_one_with_zeros(tmp_path: Path) -> None:
 # With other parts
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("fusion", ["median", "trimmed-mean", "krum", "geometric-median", "norm-clip"])
 @pytest.mark.parametrize("compress", [None, "int8"])
 def test_robust_fusions_and_transforms_see_the_remaining_parameters(fusion: str, compress: str | None) -> None:
     algorithm = hansa.PruneFL(**PRUNES, fusion=build("fusion", fusion))
     runs = [
-        hansa.simulate(algorithm, task([5, 9, 2, 6, 7]), rounds=4, engine=engine, compress=compress)
+        hansa.simulate(algorithm, classes([5, 9, 2, 6, 7]), rounds=4, engine=engine, compress=compress)
         for engine in ENGINES
     ]
     torch.testing.assert_close(runs[0].state.params.w, runs[1].state.params.w, rtol=0, atol=1e-9)
@@ -265,10 +262,10 @@ def test_robust_fusions_and_transforms_see_the_remaining_parameters(fusion: str,
 @pytest.mark.parametrize("privacy", [{"secure": "masking"}, {"bound": 0.5}])
 def test_private_sums_are_of_the_remaining_parameters(privacy: dict[str, Any]) -> None:
     algorithm = dense(**PRUNES)
-    hidden = hansa.simulate(algorithm, task(), rounds=4, privacy=privacy)
+    hidden = hansa.simulate(algorithm, classes(), rounds=4, privacy=privacy)
     assert hidden.history[-1]["density"] < 1 and not any("empty" in line for line in hidden.history)
     if "secure" in privacy:
-        plain = hansa.simulate(algorithm, task(), rounds=4)
+        plain = hansa.simulate(algorithm, classes(), rounds=4)
         torch.testing.assert_close(hidden.state.params.w, plain.state.params.w, rtol=0, atol=1e-6)
         assert hidden.history[-1]["bytes_up"] < hidden.history[0]["bytes_up"] * 1.5 + 3 * 8 * DIM
 
@@ -280,7 +277,7 @@ def test_batch_norm_and_a_frozen_layer_stay_whole(engine: str) -> None:
         module[0].requires_grad_(False)
         return module
 
-    done = hansa.simulate(hansa.PruneFL(**PRUNES), task([6, 9, 3], model), rounds=4, engine=engine)
+    done = hansa.simulate(hansa.PruneFL(**PRUNES), classes([6, 9, 3], model), rounds=4, engine=engine)
     values = done.params
     assert values["1.weight"].all() and values["1.running_mean"].any() and int(values["1.num_batches_tracked"]) > 0
     assert 0 < int((values["3.weight"] == 0).sum()) < 18 and not (values["0.weight"] == 0).any()
@@ -289,14 +286,14 @@ def test_batch_norm_and_a_frozen_layer_stay_whole(engine: str) -> None:
 @pytest.mark.parametrize("select", ["uniform", "poisson", "power-of-choice", "weighted"])
 def test_any_selector_draws_the_cohort_of_the_common_rounds(select: str) -> None:
     done = hansa.simulate(
-        hansa.PruneFL(**PRUNES), task([5, 9, 2, 6]), rounds=5, select=select, cohort=0.5, engine="reference"
+        hansa.PruneFL(**PRUNES), classes([5, 9, 2, 6]), rounds=5, select=select, cohort=0.5, engine="reference"
     )
     assert done.history[0]["asked"] == 1 and done.history[-1]["density"] < 1
 
 
 def test_one_gradient_of_all_samples_can_be_pruned_too() -> None:
     algorithm = hansa.PruneFL(**{**PRUNES, "local": Gradient(), "server": build("server", "descent", lr=0.2)})
-    runs = [hansa.simulate(algorithm, task(), rounds=4, engine=engine) for engine in ENGINES]
+    runs = [hansa.simulate(algorithm, classes(), rounds=4, engine=engine) for engine in ENGINES]
     torch.testing.assert_close(runs[0].state.params.w, runs[1].state.params.w, rtol=0, atol=1e-12)
     assert not runs[0].state.params.w[~runs[0].state.slots["mask"]].any()
 
@@ -327,7 +324,7 @@ def test_one_gradient_of_all_samples_can_be_pruned_too() -> None:
 )
 def test_settings_that_cannot_work_are_refused_in_one_sentence(make: Any, reason: str) -> None:
     with pytest.raises(hansa.ConfigError, match=reason):
-        hansa.simulate(make(), task(trusted=samples([9], 2)[0]), rounds=1)
+        hansa.simulate(make(), classes(trusted=samples([9], 2)[0]), rounds=1)
 
 
 @pytest.mark.parametrize(
@@ -346,13 +343,13 @@ def test_settings_that_cannot_work_are_refused_in_one_sentence(make: Any, reason
 )
 def test_settings_of_a_run_that_pruning_cannot_meet_are_refused_before_it(settings: Any, reason: str) -> None:
     with pytest.raises(hansa.ConfigError, match=reason):
-        hansa.simulate(hansa.PruneFL(), task(), rounds=1, **settings)
+        hansa.simulate(hansa.PruneFL(), classes(), rounds=1, **settings)
 
 
 def test_a_first_party_without_samples_is_refused() -> None:
     with pytest.raises(hansa.ConfigError, match="the party 1, which prunes first, has no samples"):
-        hansa.simulate(hansa.PruneFL(first=1), task([5, 0, 4]), rounds=1)
-    hansa.simulate(hansa.PruneFL(first=0), task([5, 0, 4]), rounds=2)
+        hansa.simulate(hansa.PruneFL(first=1), classes([5, 0, 4]), rounds=1)
+    hansa.simulate(hansa.PruneFL(first=0), classes([5, 0, 4]), rounds=2)
 
 
 def test_a_model_of_vectors_alone_is_refused() -> None:
@@ -365,7 +362,7 @@ def test_a_model_of_vectors_alone_is_refused() -> None:
             return self.b.expand(len(x), 3)
 
     with pytest.raises(hansa.ConfigError, match="no weight matrix to prune"):
-        hansa.simulate(hansa.PruneFL(), task(model=Bias), rounds=1)
+        hansa.simulate(hansa.PruneFL(), classes(model=Bias), rounds=1)
 
 
 @pytest.mark.parametrize("length", [0, DIM - 1, DIM])
@@ -381,7 +378,7 @@ def test_a_reply_of_another_mask_is_rejected_by_name_and_the_round_goes_on(
         return reply, memory
 
     monkeypatch.setattr(Pruned, "run", lying)
-    done = hansa.simulate(hansa.PruneFL(**PRUNES), task(), rounds=4, engine="reference")
+    done = hansa.simulate(hansa.PruneFL(**PRUNES), classes(), rounds=4, engine="reference")
     assert all(f"w has the shape ({length},), expected" in line["rejected"]["1"] for line in done.history[1:])
     assert not any("empty" in line for line in done.history) and done.history[1]["replies"] == 2
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
+from gossip import Scatter, models, net, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -18,44 +18,16 @@ from hansa.core.errors import PartyError
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Reply
-from hansa.local import SGD, LocalSolver
-from hansa.local.solver import Carry, Context
+from hansa.local import SGD
 from hansa.schedule import ExponentialDecay
 from hansa.topology import EdgeList, Ring, Topology
 
 ONE_WAY = EdgeList(edges=("0 -> 1", "1 -> 2", "2 -> 0", "2 -> 3", "3 -> 4", "4 -> 0", "1 -> 4"))  # unequal degrees
 
 
-def net() -> nn.Module:
-    return nn.Linear(3, 2).double()
-
-
-def task(parties: int = 5, model: Any = net) -> hansa.Task:
-    make = torch.Generator().manual_seed(1)
-    data = [
-        (torch.randn(4, 3, generator=make).double() + k, torch.randint(2, (4,), generator=make)) for k in range(parties)
-    ]
-    return hansa.Task(model, "cross_entropy", data, classes=2)
-
-
-@dataclass(frozen=True)
-class Scatter(LocalSolver):
-    """In round 0 a party moves to its own optimum; after that its gradient is zero."""
-
-    name: ClassVar[str] = "scatter"
-    sampler: ClassVar[Any] = "full"
-
-    def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        return w - 3.0 * direction * (ctx.round == 0), carry
-
-
 def simulated(topology: Any = ONE_WAY, rounds: int = 3, **run: Any) -> hansa.Result:
     algorithm = hansa.PushSum(local=Scatter(), topology=topology)
-    return hansa.simulate(algorithm, task(), rounds=rounds, eval_every=rounds, **run)
-
-
-def models(result: hansa.Result) -> Tensor:
-    return torch.stack([result.memories[party]["gossip/w"] for party in sorted(result.memories)])
+    return hansa.simulate(algorithm, task(5), rounds=rounds, eval_every=rounds, **run)
 
 
 def mass(memories: Mapping[int, Memory], topology: Topology, name: str) -> Tensor:
@@ -70,12 +42,12 @@ def mass(memories: Mapping[int, Memory], topology: Topology, name: str) -> Tenso
 
 def start() -> Tensor:
     """The mean of the models after the training of round 0, from which only mixing follows."""
-    alone = hansa.simulate(hansa.DecentralizedSGD(local=Scatter()), task(), rounds=1)
+    alone = hansa.simulate(hansa.DecentralizedSGD(local=Scatter()), task(5), rounds=1)
     return models(alone).mean(0)
 
 
 def party(id: int) -> Party:
-    return Party(id, Objective(net, "cross_entropy", 0), SampleGateway(task().parties[id]), 0)
+    return Party(id, Objective(net, "cross_entropy", 0), SampleGateway(task(5).parties[id]), 0)
 
 
 def mixed(topology: Topology, rounds: int, arrives: Callable[[int, int, int], bool]) -> dict[int, Memory]:
@@ -110,12 +82,14 @@ def test_mass_is_conserved_when_messages_are_lost(lost: set[tuple[int, int, int]
     assert torch.allclose(mass(memories, ONE_WAY, "x"), torch.full((8,), 10.0).double(), atol=1e-11)
 
 
+@pytest.mark.slow
 def test_the_models_converge_to_the_true_mean_although_half_of_the_messages_is_lost() -> None:
     draws = torch.rand(400, 5, 5, generator=torch.Generator().manual_seed(3)) < 0.5
     for memory in mixed(ONE_WAY, 400, lambda *message: bool(draws[message])).values():
         assert torch.allclose(memory["gossip/w"], torch.full((8,), 2.0).double(), atol=1e-6)
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_parties_that_miss_rounds_of_a_run_lose_no_mass(engine: str) -> None:
     lost = {(2, 1), (0, 2), (4, 2), (1, 3), (2, 3)}
@@ -135,8 +109,8 @@ def test_plain_means_over_senders_would_miss_the_mean() -> None:
 
 def test_a_round_pushes_equal_shares_of_the_trained_mass() -> None:
     algorithm = hansa.PushSum(local=SGD(lr=0.5, steps=1, batch=None), topology=ONE_WAY)
-    first, second = (hansa.simulate(algorithm, task(), rounds=rounds, engine="reference") for rounds in (1, 2))
-    graph, given = ONE_WAY.graph(5), task()
+    first, second = (hansa.simulate(algorithm, task(5), rounds=rounds, engine="reference") for rounds in (1, 2))
+    graph, given = ONE_WAY.graph(5), task(5)
     shares = torch.eye(5).double()
     shares[graph.receivers, graph.senders] = 1.0
     shares /= shares.sum(0, keepdim=True)
@@ -152,6 +126,7 @@ def test_a_round_pushes_equal_shares_of_the_trained_mass() -> None:
     assert torch.allclose(models(second), expected, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_training_on_a_one_way_ring_finds_the_optimum_of_the_mean_loss() -> None:
     make = torch.Generator().manual_seed(3)
     x, noise = torch.randn(5, 6, 2, generator=make).double(), torch.randn(5, 6, 1, generator=make).double()
@@ -167,7 +142,7 @@ def test_the_buffers_of_a_model_are_averaged_too() -> None:
     def normed() -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).double()
 
-    done = hansa.simulate(hansa.PushSum(local=SGD(lr=1e-9, steps=1)), task(model=normed), rounds=12)
+    done = hansa.simulate(hansa.PushSum(local=SGD(lr=1e-9, steps=1)), task(5, normed), rounds=12)
     stats = torch.stack([done.memories[party]["gossip/stats"] for party in range(5)])
     assert float(stats[:, :3].std(0).max()) < 1.0  # the parties' own means are 0, 1, 2, 3, 4
     assert int(done.state.params.counts[0]) == 12
@@ -207,6 +182,6 @@ def test_a_graph_with_a_dead_end_is_refused() -> None:
 
 def test_two_runs_of_one_plan_have_the_same_bits() -> None:
     local = SGD(lr=0.1, steps=2, batch=2)
-    one, two = (hansa.simulate(hansa.PushSum(local=local), task(), rounds=4) for _ in range(2))
+    one, two = (hansa.simulate(hansa.PushSum(local=local), task(5), rounds=4) for _ in range(2))
     assert torch.equal(models(one), models(two))
     assert torch.equal(one.state.params.w, two.state.params.w)

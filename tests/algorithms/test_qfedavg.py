@@ -108,6 +108,7 @@ def test_multiplying_all_losses_leaves_the_direction_of_qfedsgd(q: float) -> Non
     torch.testing.assert_close(direction(1.0), direction(7.0), rtol=0, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_larger_q_makes_the_losses_more_even(engine: str) -> None:
     given = task([1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 4.0])

@@ -14,18 +14,10 @@ from hansa.local import SGD, Controlled
 from hansa.local.scaffold import OWN
 from hansa.schedule import ExponentialDecay
 from quadratics import ENGINES, Scalar, found, line, task
+from small_tasks import classes, net, samples
 
 
-def classes(sizes: list[int], same: bool = False) -> hansa.Task:
-    draws = torch.Generator().manual_seed(0)
-    parties = [
-        (torch.randn(n, 4, generator=draws, dtype=torch.float64), torch.randint(0, 3, (n,), generator=draws))
-        for n in sizes
-    ]
-    model = lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()  # noqa: E731
-    return hansa.Task(model, "cross_entropy", [parties[0]] * len(sizes) if same else parties, classes=3)
-
-
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize("settings", [{}, {"cohort_size": 3}, {"absent": lambda party, round: party == round % 5}])
@@ -51,6 +43,7 @@ def test_the_first_round_is_fedavg_with_equal_weights(option: str, engine: str) 
     torch.testing.assert_close(first.state.params.w, plain.state.params.w, rtol=0, atol=1e-14)
 
 
+@pytest.mark.thin(0)
 @pytest.mark.parametrize(("model", "engine"), [(line, "reference"), (Scalar, "reference"), (line, "stacked")])
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_it_reaches_the_optimum_of_two_quadratics_where_fedavg_stops_short(
@@ -67,7 +60,8 @@ def test_it_reaches_the_optimum_of_two_quadratics_where_fedavg_stops_short(
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_identical_parties_are_fedavg(option: str, engine: str) -> None:
-    given, local = classes([6, 6, 6], same=True), {"lr": 0.2, "epochs": 3, "batch": None}
+    given = hansa.Task(net, "cross_entropy", samples([6]) * 3, classes=3)
+    local = {"lr": 0.2, "epochs": 3, "batch": None}
     plain = hansa.simulate(hansa.FedAvg(local=SGD(**local)), given, rounds=4, engine=engine)  # type: ignore[arg-type]
     scaffold = hansa.simulate(hansa.Scaffold(local=Controlled(**local, option=option)), given, rounds=4, engine=engine)  # type: ignore[arg-type]
     torch.testing.assert_close(scaffold.state.params.w, plain.state.params.w, rtol=0, atol=1e-12)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from gossip import models, net, task
 from torch import Tensor, nn
 
 import hansa
@@ -16,33 +17,17 @@ from hansa.topology import EdgeList
 LOCAL = SGD(lr=0.2, epochs=2, batch=2)
 
 
-def net() -> nn.Module:
-    return nn.Linear(3, 2).double()
-
-
-def task(parties: int = 6, model: Any = net) -> hansa.Task:
-    make = torch.Generator().manual_seed(1)
-    data = [
-        (torch.randn(4, 3, generator=make).double() + k / 3, torch.randint(2, (4,), generator=make))
-        for k in range(parties)
-    ]
-    return hansa.Task(model, "cross_entropy", data, classes=2)
-
-
-def models(result: hansa.Result) -> Tensor:
-    return torch.stack([result.memories[party]["gossip/w"] for party in sorted(result.memories)])
-
-
 def run(rounds: int = 3, parties: int = 6, model: Any = net, **fields: Any) -> hansa.Result:
     algorithm = hansa.SelfAggregation(**{"local": LOCAL, **fields})
-    return hansa.simulate(algorithm, task(parties, model), rounds=rounds, engine="reference")
+    return hansa.simulate(algorithm, task(parties, model, 1 / 3), rounds=rounds, engine="reference")
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("rule", ["mean", "median", {"name": "krum", "f": 1}, "trimmed-mean", "geometric-median"])
 def test_on_the_complete_graph_every_party_has_the_model_of_a_central_aggregator(rule: Any) -> None:
     done = run(topology="complete", fusions=[rule])
     fusion = hansa.WeightedMean(uniform=True) if rule == "mean" else rule
-    central = hansa.simulate(hansa.FedAvg(local=LOCAL, fusion=fusion), task(), rounds=3, engine="reference")
+    central = hansa.simulate(hansa.FedAvg(local=LOCAL, fusion=fusion), task(step=1 / 3), rounds=3, engine="reference")
     assert torch.allclose(models(done), central.state.params.w.expand(6, -1), atol=1e-12)
     assert torch.allclose(done.state.params.w, central.state.params.w, atol=1e-12)
 
@@ -59,8 +44,8 @@ def test_a_party_fuses_the_models_of_those_that_send_to_it() -> None:
     topology = EdgeList(edges=("0 -> 1", "1 -> 2", "2 -> 0"))
     done, alone = run(1, parties=3, topology=topology), run(1, parties=1)
     trained = torch.stack([
-        hansa.simulate(hansa.FedAvg(local=LOCAL), hansa.Task(net, "cross_entropy", task(3).parties, classes=2),
-                       rounds=1, engine="reference", absent=lambda party, round, k=k: party != k).state.params.w
+        hansa.simulate(hansa.FedAvg(local=LOCAL), task(3, step=1 / 3), rounds=1, engine="reference",
+                       absent=lambda party, round, k=k: party != k).state.params.w
         for k in range(3)
     ])  # fmt: skip
     assert torch.allclose(models(alone)[0], trained[0], atol=1e-14)
@@ -102,7 +87,7 @@ def test_a_change_above_the_tolerance_starts_the_count_again() -> None:
     from hansa.core.objective import Objective
     from hansa.core.op import Party
 
-    party = Party(0, Objective(net, "cross_entropy", 0), SampleGateway(task().parties[0]), 0)
+    party = Party(0, Objective(net, "cross_entropy", 0), SampleGateway(task(step=1 / 3).parties[0]), 0)
     stops = []
     for factor in (1.01, 2.0, 1.01, 1.01):
         own = memory.get("gossip/w", party.objective.initial.w)
@@ -126,7 +111,7 @@ def test_the_buffers_of_a_model_are_fused_by_the_same_kind_of_rule() -> None:
 
     fields = {"topology": "complete", "model": normed, "local": SGD(lr=1e-9, steps=1, batch=None)}
     mean, median = run(1, **fields), run(1, fusions=["median"], **fields)
-    alone = torch.stack([0.1 * x.mean(0) for x, _ in task().parties])  # BatchNorm's momentum is 0.1
+    alone = torch.stack([0.1 * x.mean(0) for x, _ in task(step=1 / 3).parties])  # BatchNorm's momentum is 0.1
     assert torch.allclose(mean.memories[0]["gossip/stats"][:3], alone.mean(0), atol=1e-12)
     assert torch.allclose(median.memories[0]["gossip/stats"][:3], alone.quantile(0.5, dim=0), atol=1e-12)
 

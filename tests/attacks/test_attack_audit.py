@@ -13,6 +13,7 @@ import torch
 from victims import linear, make_task, samples, trained
 
 import hansa
+from digits import digits
 from hansa.attacks import NAMES, attack
 from hansa.attacks.recipe import recipe_of
 from hansa.cli.app import app
@@ -21,16 +22,7 @@ from hansa.report.attack_report import contents
 from hansa.report.html import Detail, Sheet
 
 FAST = ("membership", "epsilon", "attributes")
-TOML = """
-[task]
-dataset = "digits"
-model = "logistic"
-[partition]
-name = "iid"
-parties = 5
-[run]
-rounds = 2
-"""
+TOML = digits(5, rounds=2)
 
 
 @pytest.fixture(scope="module")

@@ -87,6 +87,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[Rows], int, int]:
     return parties, classes, features
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(worlds(), st.integers(0, 4))
 def test_the_tree_is_that_of_the_union_whoever_holds_which_row(world: tuple[list[Rows], int, int], depth: int) -> None:

@@ -171,6 +171,7 @@ def test_the_squared_hinge_machine_is_linear_svc(classes: int) -> None:
     assert weights(fit(LinearSVM(ridge=0.05), divided(x, y), classes)) == pytest.approx(stacked(union), abs=1e-7)
 
 
+@pytest.mark.slow
 def test_the_hinge_machine_approaches_its_minimum_and_does_not_depend_on_the_division() -> None:
     x, y = table(120)
     done = fit(LinearSVM(ridge=0.1, loss="hinge"), divided(x, y), rounds=300)

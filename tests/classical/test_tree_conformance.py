@@ -15,8 +15,11 @@ from hansa.testing import check_algorithm
     "algorithm",
     [
         hansa.Boosting(max_depth=2, bins=8, cuts="sketch", error=0.1, held_out=0.2, rows=0.8, columns=0.5),
-        hansa.Boosting(max_depth=2, cuts="pax", error=0.2, growth="leaves", leaves=3, min_rows=3),
-        hansa.RandomForest(max_depth=2, bins=8, trees=6, per_round=2, growth="local"),
+        pytest.param(
+            hansa.Boosting(max_depth=2, cuts="pax", error=0.2, growth="leaves", leaves=3, min_rows=3),
+            marks=pytest.mark.night,
+        ),
+        hansa.RandomForest(max_depth=2, bins=8, trees=2, per_round=1, growth="local"),
     ],
     ids=["sketch", "pax", "local forest"],
 )

@@ -43,6 +43,7 @@ def test_in_the_clear_a_partys_rows_are_rebuilt_and_every_rebuilt_row_exists() -
         assert share > 0.4 and exist > 0.95
 
 
+@pytest.mark.slow
 def test_masked_messages_show_no_row_and_their_sums_show_rows_of_all_parties_together() -> None:
     attack, tap, x, y = run(0, 10, secure=True, max_depth=6)
     for party in (0, 1):
@@ -62,6 +63,7 @@ def test_in_the_clear_messages_tell_which_party_holds_a_row() -> None:
     assert np.mean([holder_auc(seed, secure=False) for seed in range(3)]) > 0.9
 
 
+@pytest.mark.slow
 def test_masked_messages_do_not_tell_which_party_holds_a_row() -> None:
     assert upper_bound([holder_auc(seed, secure=True) for seed in range(6)]) <= 0.55
 
@@ -78,6 +80,7 @@ def informed_auc(seed: int, **fields: Any) -> float:
     return auc(scores[~known], OWNER[~known] == 0)
 
 
+@pytest.mark.slow
 def test_with_min_rows_an_aggregator_that_knows_some_holders_learns_others_from_sums() -> None:
     """A known leak: rows that join their sibling's do so with all rows of their party in the node."""
     assert np.mean([informed_auc(seed, min_rows=20) for seed in range(4)]) > 0.6

@@ -11,25 +11,11 @@ from typing import Any
 
 import pytest
 
+from digits import digits
 from hansa.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-EXPERIMENT = """
-[task]
-dataset = "digits"
-model = "logistic"
-
-[partition]
-name = "iid"
-parties = 4
-
-[algorithm]
-name = "fedavg"
-local = { lr = 0.5, batch = 50 }
-
-[run]
-rounds = 3
-"""
+EXPERIMENT = digits(algorithm={"local": {"lr": 0.5, "batch": 50}}, rounds=3)
 
 
 def hansa(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -140,6 +126,7 @@ def test_partition_counts_and_draws_what_each_party_holds(experiment: Path) -> N
     assert (experiment.parent / shown["picture"]).stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_module_function_and_party_files_are_tasks_too(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\nfrom hansa.data import Data\n\n"
@@ -164,6 +151,7 @@ def test_a_module_function_and_party_files_are_tasks_too(tmp_path: Path) -> None
     assert json.loads(files.stdout.strip().splitlines()[-1])["rounds"] == 2
 
 
+@pytest.mark.slow
 def test_a_third_party_algorithm_registers_by_entry_point(tmp_path: Path) -> None:
     (tmp_path / "plugin.py").write_text(
         "from dataclasses import dataclass\nfrom hansa.algorithms import FedAvg\n\n"
@@ -177,6 +165,7 @@ def test_a_third_party_algorithm_registers_by_entry_point(tmp_path: Path) -> Non
     assert done.returncode == 0 and "Nobody 2020" in done.stdout
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", ["digits", "heart", "matching", "secureboost", "split", "split-sequential"])
 def test_the_examples_run(name: str, tmp_path: Path) -> None:
     if name == "matching":

@@ -12,22 +12,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hansa
+from digits import digits
 from hansa.cli import network  # noqa: F401 (adds the commands of a federation)
 from hansa.cli.app import app
 from hansa.report.run_report import run_report
 from hansa.study.spec import parse_study
 
-EXPERIMENT = """
-[task]
-dataset = "digits"
-model = "logistic"
-[partition]
-name = "iid"
-parties = 4
-[run]
-rounds = 2
-cohort = 0.5
-"""
+EXPERIMENT = digits(rounds=2, cohort=0.5)
 
 
 class Tupled(nn.Module):
@@ -58,6 +49,7 @@ def done(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_show_prints_the_configuration(done: Path, tmp_path: Path) -> None:
     shown = run("show", str(done))
     assert all(text in shown for text in ("task.dataset", "digits", "partition.parties", "run.cohort", "0.5"))
@@ -66,6 +58,7 @@ def test_show_prints_the_configuration(done: Path, tmp_path: Path) -> None:
     assert "algorithm.local.mu" in run("show", str(tmp_path / "python"))
 
 
+@pytest.mark.slow
 def test_the_report_says_who_was_asked(done: Path) -> None:
     history = hansa.load(done).history
     assert all(len(line["cohort"]) == line["asked"] == 2 for line in history)
@@ -81,6 +74,7 @@ def test_who_was_drawn_independently_is_not_recorded() -> None:
     assert all("cohort" not in line for line in result.history)
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_finished_run_is_not_said_to_be_resumable(done: Path, tmp_path: Path) -> None:
     with pytest.raises(hansa.ConfigError, match="that has finished") as caught:
         run("run", str(tmp_path / "digits.toml"), "--out", str(done))
@@ -90,6 +84,7 @@ def test_a_folder_of_a_finished_run_is_not_said_to_be_resumable(done: Path, tmp_
         run("run", str(tmp_path / "digits.toml"), "--out", str(done))
 
 
+@pytest.mark.slow
 def test_a_file_in_the_place_of_a_run_is_one_sentence(done: Path) -> None:
     with pytest.raises(hansa.ConfigError, match=r"metrics\.jsonl is a file; expected a run folder"):
         run("show", str(done / "metrics.jsonl"))

@@ -123,6 +123,7 @@ def run_in(folder: Path, stdout: Any, **more: Any) -> subprocess.CompletedProces
                           env=environment, **more)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_hansa_run_shows_it_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     try:
@@ -147,6 +148,7 @@ def _read(file: int) -> bytes:
         return b""
 
 
+@pytest.mark.slow
 def test_hansa_run_shows_none_in_a_pipe(tmp_path: Path) -> None:
     done = run_in(tmp_path, subprocess.PIPE)
     assert done.returncode == 0, done.stderr
@@ -155,6 +157,7 @@ def test_hansa_run_shows_none_in_a_pipe(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[0].startswith("engine stacked: ")
 
 
+@pytest.mark.slow
 def test_the_engine_can_be_chosen_and_a_wrong_one_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "it.toml").write_text(EXPERIMENT)
     command = [sys.executable, "-m", "hansa.cli", "run", "it.toml", "--engine"]

@@ -54,6 +54,7 @@ def some_updates(parties: int, dim: int, dtype: torch.dtype = torch.float32) -> 
     return updates.to(dtype)
 
 
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("name", FUSIONS)
 @pytest.mark.parametrize(("parties", "dim", "actors"), [(9, 9000, 2), (23, 71_003, 5), (300, 1111, 3)])
 def test_every_fusion_has_the_bits_of_one_matrix(name: str, parties: int, dim: int, actors: int) -> None:
@@ -150,6 +151,7 @@ def test_a_call_can_be_sent_to_another_process(short_folder: Any) -> None:  # of
     assert max(numbers) < 5000 * 4  # no function brings a vector of its own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actors", [3, 70])
 def test_a_group_of_blocks_at_several_actors_has_the_sum_of_one_matrix(actors: int) -> None:
     updates = some_updates(300, 60_003)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from every_op import quick
 from hansa.core.algorithm import Algorithm
 from hansa.core.errors import ConfigError
 from hansa.core.registry import registered
@@ -15,6 +16,9 @@ from hansa.experiment.config import Experiment
 from hansa.run.result import Result
 from hansa.testing import check_engine
 from hansa.testing.experiments import experiment_for, measured, published, same_bits, simulated
+from shapes import by_shape
+
+pytestmark = pytest.mark.slow
 
 ALGORITHMS = {name: part for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")}
 
@@ -44,9 +48,9 @@ def check_alike(experiment: Experiment, here: Any, there: Any) -> None:
         assert [line.get(name) for line in one.history] == [line.get(name) for line in other.history]
 
 
-@pytest.mark.parametrize("name", [name for name, part in ALGORITHMS.items() if part().data != "columns"])  # type: ignore[attr-defined]
+@pytest.mark.parametrize("name", by_shape(name for name, part in ALGORITHMS.items() if part.data != "columns"))  # type: ignore[attr-defined]
 def test_every_algorithm_has_the_bits_of_one_machine_on_a_cluster(name: str, actors: Any) -> None:
-    algorithm = ALGORITHMS[name]()
+    algorithm = quick(ALGORITHMS[name])
     assert isinstance(algorithm, Algorithm)
     check_alike(experiment_for(algorithm, rounds=2), "reference", replace(actors, inner="reference"))
     sums = {"sums": "exact"} if "reduce" in algorithm.verbs else {}

@@ -38,7 +38,9 @@ NEVER = {"samples", "split-size", "own-model", "own-belief", "route-keys", "deli
 }  # fmt: skip
 # Encrypted sums take minutes: their wrappers are checked by their code, see below.
 ENCRYPTED = {"secure-ckks", "secure-functional", "secure-paillier", "secure-threshold"}
-UNWATCHED = set[str]() if HAS_RBCL else {"psi-ask", "psi-answer", "psi-count", "link-filters", "fedv-batch"}
+UNWATCHED = (
+    set[str]() if HAS_RBCL else {"psi-ask", "psi-answer", "psi-count", "link-filters", "fedv-batch", "tree-bins"}
+)
 TALKS = {
     "split-train",
     "split-test",
@@ -116,6 +118,7 @@ def watch() -> Watch:
     return seen
 
 
+@pytest.mark.slow
 def test_every_op_that_reads_samples_fails_when_the_gateway_refuses(watch: Watch) -> None:
     assert not watch.faults
 

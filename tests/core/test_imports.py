@@ -153,6 +153,7 @@ def test_the_search_for_imports_finds_every_form(source: str, module: str) -> No
     assert module in list(imports(ast.parse(source), ROOT / "core" / "x.py"))
 
 
+@pytest.mark.slow
 def test_a_party_can_train_without_loading_a_runtime() -> None:
     code = (
         "import sys, hansa.core.op, hansa.core.replies, hansa.algorithms, hansa.classical\n"
@@ -167,6 +168,7 @@ def test_every_folder_is_a_package_that_gets_installed() -> None:
     assert [folder for folder in sorted({p.parent for p in FILES}) if not (folder / "__init__.py").exists()] == []
 
 
+@pytest.mark.slow
 def test_a_run_of_a_dense_model_loads_neither_the_compiler_nor_symbolic_algebra() -> None:
     code = (
         "import sys, torch, hansa\n"

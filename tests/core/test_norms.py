@@ -35,6 +35,7 @@ def vectors(dtype: torch.dtype) -> st.SearchStrategy[torch.Tensor]:
     return st.lists(entries, min_size=1, max_size=4).map(lambda v: torch.tensor(v, dtype=torch.float64).to(dtype))
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.data())
 @settings(max_examples=100, deadline=None)

@@ -140,6 +140,7 @@ def test_fractions_have_the_bits_that_every_machine_draws() -> None:
     assert rng.fractions(key, 0, 40)[0].tolist() == [half / 2**24 for half in halves]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("size", "count"), [(1, 1), (7, 3), (4096, 4096), (4097, 4097), (70_000, 50)])
 def test_coordinates_are_different_places_and_each_is_as_likely(size: int, count: int) -> None:
     drawn = rng.coordinates(MANY[:50], size, count)

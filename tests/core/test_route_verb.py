@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import nn
+from postal import acted
 
 import hansa
-from hansa import Algorithm, Federation, State
+from hansa import Federation
 from hansa.core.ask import Routed
 from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.mixing import Mixing, MixingRows, mixing_shares
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
-from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
 
@@ -74,41 +73,11 @@ class OpenLetters(Letters):
         return {"x": ((UpTo(9),), torch.float32)}
 
 
-@dataclass(frozen=True)
-class Postal(Algorithm):
-    """One route per round."""
-
-    name: ClassVar[str] = "test-postal"
-    trains: ClassVar[bool] = False
-    participation: ClassVar[Any] = "all"
-    act: ClassVar[Callable[[Federation], Any]]
-    seen: ClassVar[list[Routed]]
-
-    @property
-    def verbs(self) -> frozenset[str]:
-        return frozenset({"route"})
-
-    def init(self, problem: Any) -> State:
-        return State(Params.none())
-
-    async def round(self, fed: Federation, state: State) -> State:
-        type(self).seen.append(await type(self).act(fed))
-        return state
-
-
-def played(act: Callable[[Federation], Any], parties: int = 4, **settings: Any) -> tuple[list[Routed], hansa.Result]:
-    algorithm = type("Played", (Postal,), {"act": staticmethod(act), "seen": []})
-    pairs = [(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))] * parties
-    task = hansa.Task(lambda: nn.Linear(2, 2), "cross_entropy", pairs)
-    result = hansa.simulate(algorithm(), task, **{"rounds": 1, **settings})
-    return algorithm.seen, result
-
-
 ROUTES = [(0, 1), (2, 1), (1, 3), (0, 3)]
 
 
 def test_messages_go_where_the_routes_say_and_receivers_may_reply() -> None:
-    (routed,), result = played(lambda fed: fed.route(Letters(), {}, ROUTES))
+    (routed,), result = acted(lambda fed: fed.route(Letters(), {}, ROUTES))
     assert routed.arrived == tuple(sorted(ROUTES))
     assert routed.replies.parties == (1, 3) and routed.replies.rows("count").tolist() == [2.0, 2.0]
     assert {p: m["heard"].tolist() for p, m in result.memories.items() if "heard" in m} == {1: [0, 2], 3: [0, 1]}
@@ -117,35 +86,35 @@ def test_messages_go_where_the_routes_say_and_receivers_may_reply() -> None:
 
 
 def test_without_replies_only_senders_count() -> None:
-    (routed,), result = played(lambda fed: fed.route(QuietLetters(), {}, ROUTES))
+    (routed,), result = acted(lambda fed: fed.route(QuietLetters(), {}, ROUTES))
     assert routed.arrived == tuple(sorted(ROUTES)) and routed.replies.parties == ()
     assert (result.history[0]["asked"], result.history[0]["replies"]) == (3, 3)
     assert "heard" not in result.history[0]
 
 
 def test_a_sender_that_declines_is_missing_in_the_inboxes_and_does_not_receive() -> None:
-    (routed,), result = played(lambda fed: fed.route(Letters(), {"declines": [1, 2]}, ROUTES))
+    (routed,), result = acted(lambda fed: fed.route(Letters(), {"declines": [1, 2]}, ROUTES))
     assert routed.arrived == ((0, 3),)  # party 1 should send and does not, so it takes no further part
     assert set(result.memories) == {0, 3}
     assert result.history[0]["missing"] == dict.fromkeys("12", "it does not send today")
 
 
 def test_a_receiver_that_declines_keeps_the_memory_of_its_sending() -> None:
-    (routed,), result = played(lambda fed: fed.route(Letters(), {"deaf": [1]}, ROUTES))
+    (routed,), result = acted(lambda fed: fed.route(Letters(), {"deaf": [1]}, ROUTES))
     assert routed.arrived == ((0, 3), (1, 3))
     assert set(result.memories[1]) == {"sent"}
     assert result.history[0]["missing"] == {"1": "it does not listen today"}
 
 
 def test_a_message_with_numbers_that_are_not_finite_goes_nowhere() -> None:
-    (routed,), result = played(lambda fed: fed.route(Letters(), {"broken": 0}, ROUTES))
+    (routed,), result = acted(lambda fed: fed.route(Letters(), {"broken": 0}, ROUTES))
     assert routed.arrived == ((1, 3), (2, 1))
     assert "x has values that are not finite" in result.history[0]["rejected"]["0"]
 
 
 def test_a_receiver_checks_messages_by_its_own_payload() -> None:
     """Party 0 is told to send three numbers; its receivers expect two."""
-    (routed,), result = played(lambda fed: fed.route(Letters(), {}, ROUTES, each={0: {"own": 3}}))
+    (routed,), result = acted(lambda fed: fed.route(Letters(), {}, ROUTES, each={0: {"own": 3}}))
     assert routed.arrived == ((1, 3), (2, 1))
     assert set(routed.refused) == {(0, 1), (0, 3)}
     assert "refused its message: its tensors are not those" in result.history[0]["rejected"]["0"]
@@ -156,7 +125,7 @@ def test_memory_is_committed_with_the_round() -> None:
         await fed.route(Letters(), {}, ROUTES)
         return await fed.route(Letters(), {"declines": [0, 1, 2]}, ROUTES)
 
-    _, result = played(fails)
+    _, result = acted(fails)
     assert "empty" in result.history[0] and not result.memories
 
 
@@ -165,13 +134,13 @@ def test_two_routes_of_a_round_build_on_each_other() -> None:
         await fed.route(Letters(), {}, ROUTES)
         return await fed.route(Letters(), {}, ROUTES)
 
-    _, result = played(twice)
+    _, result = acted(twice)
     assert [float(result.memories[party]["sent"]) for party in (0, 1, 2)] == [2.0, 2.0, 2.0]
 
 
 def test_an_op_must_have_a_message_for_each_receiver() -> None:
     with pytest.raises(AlgorithmError, match=r"has messages for the parties \[3\], expected \[1, 3\]"):
-        played(lambda fed: fed.route(Letters(), {"forgets": True}, [(0, 1), (0, 3)]))
+        acted(lambda fed: fed.route(Letters(), {"forgets": True}, [(0, 1), (0, 3)]))
 
 
 @pytest.mark.parametrize(
@@ -185,25 +154,25 @@ def test_an_op_must_have_a_message_for_each_receiver() -> None:
 )
 def test_a_route_outside_the_job_is_refused(routes: list[tuple[int, int]], reason: str) -> None:
     with pytest.raises(AlgorithmError, match=reason):
-        played(lambda fed: fed.route(Letters(), {}, routes))
+        acted(lambda fed: fed.route(Letters(), {}, routes))
 
 
 def test_routes_need_a_route_op_and_all_their_parties() -> None:
     with pytest.raises(AlgorithmError, match="route needs a RouteOp; 'sgd' is not a RouteOp"):
-        played(lambda fed: fed.route(hansa.SGD(), {}, ROUTES))
+        acted(lambda fed: fed.route(hansa.SGD(), {}, ROUTES))
     with pytest.raises(AlgorithmError, match=r"the routes name the parties \[3\], which `parties` leaves out"):
-        played(lambda fed: fed.route(Letters(), {}, ROUTES, parties=[0, 1, 2]))
+        acted(lambda fed: fed.route(Letters(), {}, ROUTES, parties=[0, 1, 2]))
     with pytest.raises(AlgorithmError, match="cannot have an entry 'route'"):
-        played(lambda fed: fed.route(Letters(), {}, ROUTES, each={0: {"route": 1}}))
+        acted(lambda fed: fed.route(Letters(), {}, ROUTES, each={0: {"route": 1}}))
     with pytest.raises(AlgorithmError, match="'x' of the messages of 'test-open-letters' has an open dimension"):
-        played(lambda fed: fed.route(OpenLetters(), {}, ROUTES))
+        acted(lambda fed: fed.route(OpenLetters(), {}, ROUTES))
     with pytest.raises(AlgorithmError, match=r"the mixing matrix is \(2, 2\), expected \(4, 4\)"):
-        played(lambda fed: fed.exchange(Letters(), {}, mixing=torch.eye(2)))
+        acted(lambda fed: fed.exchange(Letters(), {}, mixing=torch.eye(2)))
 
 
 def test_the_bytes_of_a_route_grow_with_its_messages() -> None:
     def traffic(size: int, routes: list[tuple[int, int]]) -> tuple[int, int]:
-        line = played(lambda fed: fed.route(QuietLetters(size), {}, routes))[1].history[0]
+        line = acted(lambda fed: fed.route(QuietLetters(size), {}, routes))[1].history[0]
         return line["bytes_up"], line["bytes_down"]
 
     small, large, more = traffic(10, ROUTES), traffic(1010, ROUTES), traffic(10, [*ROUTES, (3, 0)])

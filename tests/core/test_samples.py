@@ -48,6 +48,7 @@ def test_targets_in_a_column_are_those_in_a_row(loss: str, form: Any) -> None:
         assert flat.summary["accuracy"] > 0.7 and "auc" in flat.summary
 
 
+@pytest.mark.slow
 def test_a_model_without_a_last_dimension_takes_targets_in_a_column() -> None:
     class Scalar(nn.Module):
         def __init__(self) -> None:

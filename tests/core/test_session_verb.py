@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import nn
+from postal import acted
 
 import hansa
-from hansa import Algorithm, Federation, State
-from hansa.core.ask import Gathered
 from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
-from hansa.core.params import Params
 from hansa.core.post import AHEAD
 from hansa.core.registry import register
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
@@ -84,41 +81,12 @@ class OpenCountdown(Countdown):
         return [{"x": ((UpTo(3),), torch.float32)}]
 
 
-@dataclass(frozen=True)
-class Talking(Algorithm):
-    """One session per round."""
-
-    name: ClassVar[str] = "test-talking"
-    trains: ClassVar[bool] = False
-    participation: ClassVar[Any] = "all"
-    act: ClassVar[Callable[[Federation], Any]]
-    seen: ClassVar[list[Gathered]]
-
-    @property
-    def verbs(self) -> frozenset[str]:
-        return frozenset({"route"})
-
-    def init(self, problem: Any) -> State:
-        return State(Params.none())
-
-    async def round(self, fed: Federation, state: State) -> State:
-        type(self).seen.append(await type(self).act(fed))
-        return state
-
-
 PAIRS = [(0, 1), (1, 0), (0, 2), (2, 0)]
 OTHERS = {"others": [1, 2]}
 
 
 def played(op: SessionOp, payload: Payload = OTHERS, pairs: Any = PAIRS, **run: Any) -> tuple[Any, hansa.Result]:
-    async def act(fed: Federation) -> Gathered:
-        return await fed.session(op, payload, pairs)
-
-    algorithm = type("Talker", (Talking,), {"act": staticmethod(act), "seen": []})
-    pairs_of_samples = [(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))] * 4
-    task = hansa.Task(lambda: nn.Linear(2, 2), "cross_entropy", pairs_of_samples)
-    result = hansa.simulate(algorithm(), task, **{"rounds": 1, **run})
-    return algorithm.seen, result
+    return acted(lambda fed: fed.session(op, payload, pairs), **run)
 
 
 @pytest.mark.parametrize("ahead", [1, 3])

@@ -160,6 +160,7 @@ def test_a_header_over_the_limit_is_refused_before_it_is_parsed(tmp_path: Path) 
     assert codec.mapped(tmp_path / "file", limit=4000)[0] == codec.decode(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.dictionaries(texts.filter(lambda name: name and "/" not in name and name != "__metadata__"), tensors()))
 def test_an_encoding_is_safetensors_own(tree: dict[str, torch.Tensor]) -> None:
@@ -192,6 +193,7 @@ def drawn(count: int, seed: int, dtype: torch.dtype = torch.float32, shape: tupl
             for k, (value, weight) in enumerate(zip(made, weights, strict=True))]  # fmt: skip
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize(("count", "shape"), [(1, (1000,)), (33, (7, 331)), (70, (2000,)), (3, (0,)), (2, ())])
 @pytest.mark.parametrize("wide", [1, 2**10])

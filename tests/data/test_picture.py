@@ -25,6 +25,7 @@ def test_the_table_of_sequences_counts_characters() -> None:
     assert table([np.array([0, 1])], y, 2) == [[1, 3]]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("parties", "classes"), [(3, 2), (130, 15), (4, 30), (5, None)])
 def test_a_picture_is_written(tmp_path: Path, parties: int, classes: int | None) -> None:
     y = np.arange(600) % (classes or 7)

@@ -176,6 +176,7 @@ def test_a_party_that_is_not_enrolled_yet_is_not_well(tmp_path: Path) -> None:
     assert status == 1 and "nor an enrolled party" in sentence
 
 
+@pytest.mark.slow
 def test_the_hospitals_files_hold_the_hospitals_patients(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(DEPLOY / "heart_data.py"), str(tmp_path)], check=True, timeout=600)
     data = Heart().load()

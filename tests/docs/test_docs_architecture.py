@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from docs_pages import ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 import package_map
 
 
+@pytest.mark.slow
 def test_the_map_is_drawn_from_the_imports_of_today() -> None:
     packages = package_map.graph()
     assert package_map.PICTURE.read_text() == package_map.picture(packages), "run: python docs/package_map.py"

@@ -183,6 +183,7 @@ def changed(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
 FREE = {"tune", "grid", "own"}  # tables whose keys are names of fields or parties
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_unknown_keys_wrong_types_and_wrong_names_in_an_example_are_flagged(check: Check, name: str) -> None:
     tree, tried = EXAMPLES[name], 0

@@ -18,6 +18,8 @@ pytest.importorskip("mkdocs", reason="the documentation's tools are not installe
 pytest.importorskip("material", reason="the documentation's theme is not installed (make extras)")
 pytest.importorskip("mkdocstrings", reason="the documentation's tools are not installed (make extras)")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -173,6 +173,7 @@ def named_blocks(page: Path) -> dict[str, Block]:
     return {block.text.splitlines()[0].removeprefix("# "): block for block in blocks(page) if block.text}
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_ones_own_is_found_once_it_is_installed(tmp_path: Path) -> None:
     page = named_blocks(ROOT / "docs/howto/own-algorithm.md")
     assert len(page["my_fedexp.py"].text.splitlines()) <= 51  # fifty lines, and the line with its name

@@ -51,6 +51,7 @@ def test_each_part_is_one_small_file_with_one_line_that_registers_it() -> None:
     assert all(len(text.splitlines()) <= LINES for text in parts_files().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("registered", [True, False], ids=["with register", "by entry point alone"])
 def test_installed_parts_are_found_by_name(tmp_path: Path, registered: bool) -> None:
     for name, text in parts_files().items():
@@ -75,6 +76,7 @@ def test_installed_parts_are_found_by_name(tmp_path: Path, registered: bool) -> 
     assert done.stdout.split() == list(PARTS.values()), done.stderr
 
 
+@pytest.mark.slow
 def test_a_part_that_is_neither_imported_nor_installed_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "own_parts.toml").write_text(page_files()["own_parts.toml"])
     command = [sys.executable, "-c", "from hansa.experiment.config import read; read('own_parts.toml')"]

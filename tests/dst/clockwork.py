@@ -18,6 +18,7 @@ from unittest import mock
 
 from hansa.core import crash_points as points
 
+STILL = 10**6  # turns of the event loop after which a clock that has not moved counts as stuck
 EPOCH = 1_800_000_000.0  # the wall clock's time as a world begins
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
@@ -60,7 +61,7 @@ class Clockwork(asyncio.SelectorEventLoop):
     """The event loop. Inside `running`, its time, `time.time` and `time.monotonic` are those of the world."""
 
     def __init__(self, seed: int, limit: float) -> None:
-        self.now, self.limit, self.chance = 0.0, limit, random.Random(seed)
+        self.now, self.limit, self.chance, self.turns = 0.0, limit, random.Random(seed), 0
         selector = _NoFiles()
         super().__init__(selector)
         selector.loop = self
@@ -71,6 +72,9 @@ class Clockwork(asyncio.SelectorEventLoop):
 
     def moved(self, seconds: float) -> None:
         self.now += seconds
+        self.turns = self.turns + 1 if seconds == 0 else 0
+        if self.turns > STILL:
+            raise Stuck(f"the clock stands still at {self.now:g} seconds")
         if self.now > self.limit:
             raise Stuck(f"it has not ended after {self.limit:g} seconds")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+PATIENCE = 600.0  # seconds in which a world ends, or another one does
 RELAYED = 3  # of every four seeds, the one whose world has a relay
 
 
@@ -40,7 +41,12 @@ def main() -> int:
     seeds = range(given.first, given.first + given.seeds)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with multiprocessing.get_context("spawn").Pool(min(given.jobs, given.seeds)) as pool:
-        for done, (seed, faults, end, died, seconds) in enumerate(pool.imap_unordered(live, seeds, chunksize=8), 1):
+        worlds = pool.imap_unordered(live, seeds)
+        for done in range(1, given.seeds + 1):
+            try:
+                seed, faults, end, died, seconds = worlds.next(PATIENCE)
+            except multiprocessing.TimeoutError:  # a process hangs, or was killed
+                raise SystemExit(f"no world ended in {PATIENCE:g} s; {done - 1} of {given.seeds} have ended") from None
             ends[end] += 1
             deaths, simulated = deaths + died, simulated + seconds
             for fault in faults:

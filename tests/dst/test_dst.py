@@ -18,6 +18,8 @@ from hansa.net.aggregator.job_records import JobRecords
 from hansa.net.aggregator.ledger import Writer
 from hansa.net.party.store import PartyMemory
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(25)
 
 

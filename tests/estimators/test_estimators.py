@@ -77,6 +77,7 @@ def test_clone_and_grid_search_divide_the_parties_with_the_rows() -> None:
     )
 
 
+@pytest.mark.slow
 def test_any_torch_task_and_any_algorithm_is_an_estimator() -> None:
     x, y = load_iris(return_X_y=True)
     x, names = StandardScaler().fit_transform(x), np.array(["setosa", "versicolor", "virginica"])[y]

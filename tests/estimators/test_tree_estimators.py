@@ -22,6 +22,7 @@ SMALL: list[Any] = [
 ]
 
 
+@pytest.mark.thin(20)
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks(SMALL)
 def test_scikit_learns_own_checks_hold(estimator: Any, check: Any) -> None:
@@ -47,6 +48,7 @@ def test_the_auc_is_that_of_scikit_learns_boosting_on_the_pooled_samples() -> No
     assert abs(np.mean(apart)) < 0.004
 
 
+@pytest.mark.slow
 def test_missing_values_masks_importances_and_clones() -> None:
     x, y = load_breast_cancer(return_X_y=True)
     x = np.where(np.random.default_rng(0).random(x.shape) < 0.2, np.nan, x)

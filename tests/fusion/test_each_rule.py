@@ -337,6 +337,7 @@ def test_by_default_updates_are_clipped_to_the_median_length(seed: int) -> None:
 # Huge, but finite
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("rule", ROBUST, ids=names)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(seed=seeds, size=st.sampled_from([1e10, 1e25, 3e38]), same=st.booleans())

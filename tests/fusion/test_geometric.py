@@ -168,6 +168,7 @@ def test_far_updates_pull_with_their_direction_alone(seed: int, far: float, dtyp
     assert set(range(4)) <= set(found.excluded)
 
 
+@pytest.mark.slow
 @given(seed=seeds, scale=st.sampled_from([1e-30, 1e-12, 1e12, 1e30]))
 def test_no_scale_is_too_small_or_too_large(seed: int, scale: float) -> None:
     rows = draw(seed, 7, 4)

@@ -33,6 +33,7 @@ def on_disk(data: Tensor, folder: Path) -> MappedRows:
     return MappedRows.open(path, *data.shape, data.dtype)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("rule", RULES, ids=names)
 @pytest.mark.parametrize("direct", [True, False])

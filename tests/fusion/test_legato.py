@@ -28,6 +28,7 @@ from hansa.fusion.legato import layer_weights
 from hansa.local import SGD, LocalSolver
 from hansa.run.loop import FUSION_MEMORY
 from hansa.testing import PartyPool, check_algorithm, check_engines
+from small_tasks import learnable
 
 LAYERS = [("a", 2), ("b", 1)]
 FIRST = torch.tensor([[3.0, 4, 1], [0, 5, 3]], dtype=torch.float64)
@@ -228,14 +229,8 @@ def two_layers() -> nn.Module:
 
 
 def task(parties: int = 6) -> hansa.Task:
-    make = torch.Generator().manual_seed(1)
-    weights = torch.randn(4, 3, generator=make, dtype=torch.float64)
-
-    def pair(n: int) -> tuple[Tensor, Tensor]:
-        x = torch.randn(n, 4, generator=make, dtype=torch.float64)
-        return x, (x @ weights).argmax(1)
-
-    return hansa.Task(two_layers, "cross_entropy", [pair(12 + 3 * k) for k in range(parties)], pair(200), classes=3)
+    *pairs, test = learnable([12 + 3 * k for k in range(parties)] + [200], seed=1)
+    return hansa.Task(two_layers, "cross_entropy", pairs, test, classes=3)
 
 
 def log_of(done: Any) -> dict[str, Any]:
@@ -243,11 +238,13 @@ def log_of(done: Any) -> dict[str, Any]:
     return memory  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [hansa.FedYogi, hansa.Scaffold], ids=lambda kind: kind.name)
 def test_a_run_keeps_the_promises_of_all_algorithms(algorithm: Any, pool: PartyPool) -> None:
     check_algorithm(algorithm(fusion=Legato(log=2)), pool)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("algorithm", [hansa.FedAvg, hansa.FedPer, hansa.FedNova, hansa.QFedAvg, hansa.EASGD],
                          ids=lambda kind: kind.name)  # fmt: skip
 def test_methods_that_fuse_pass_the_memory_on(algorithm: Any) -> None:
@@ -348,6 +345,7 @@ class NoisyLayer(Wrapper):
         return reply, memory
 
 
+@pytest.mark.slow
 def test_random_noise_of_one_party_in_one_layer_moves_the_model_less_in_a_round_than_under_the_mean() -> None:
     """What the noise of all rounds adds up to is the same."""
 

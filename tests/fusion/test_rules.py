@@ -38,6 +38,7 @@ def test_every_registered_fusion_is_tested_here() -> None:
     assert {type(rule).name for rule in RULES} == own
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("rule", RULES, ids=names)
 @given(seed=seeds)
 def test_the_order_of_updates_does_not_matter(rule: Fusion, seed: int) -> None:
@@ -47,6 +48,7 @@ def test_the_order_of_updates_does_not_matter(rule: Fusion, seed: int) -> None:
     assert close(rule(rows[order], **told), rule(rows, **told))
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("rule", RULES, ids=names)
 @given(seed=seeds)
 def test_equal_updates_give_that_update(rule: Fusion, seed: int) -> None:
@@ -57,6 +59,7 @@ def test_equal_updates_give_that_update(rule: Fusion, seed: int) -> None:
     assert close(rule(rows, **told), row * length)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("rule", MOVES, ids=names)
 @given(seed=seeds)
 def test_moving_all_updates_moves_the_result(rule: Fusion, seed: int) -> None:
@@ -64,6 +67,7 @@ def test_moving_all_updates_moves_the_result(rule: Fusion, seed: int) -> None:
     assert close(rule(rows + by), rule(rows) + by[0], 1e-4 if isinstance(rule, GeometricMedian) else 1e-9)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("rule", [*MOVES, NormClip()], ids=names)
 @given(seed=seeds, factor=st.sampled_from([1e-3, 0.5, 7.0, 1e4]))
 def test_scaling_all_updates_scales_the_result(rule: Fusion, seed: int, factor: float) -> None:
@@ -98,6 +102,7 @@ def test_updates_may_be_arrays_or_lists_of_vectors_of_any_layout(rule: Fusion) -
             rule(ragged)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("rule", RULES, ids=names)
 @given(seed=seeds, bad=st.sampled_from([math.nan, math.inf, -math.inf]), where=st.integers(0, 6))
 def test_updates_that_are_not_finite_are_left_out_bit_for_bit(rule: Fusion, seed: int, bad: float, where: int) -> None:

@@ -18,6 +18,7 @@ from hansa.core.registry import build, registered
 from hansa.local import SGD, Controlled, LocalSolver
 from hansa.local.solver import Carry, Context
 from hansa.testing import PartyPool, check_algorithm, check_engines
+from small_tasks import learnable
 
 ENGINES = ["reference", "stacked"]
 FUSIONS = [name for name, part in registered("fusion").items() if part.__module__.startswith("hansa.")]
@@ -29,15 +30,7 @@ HOSTILE = "clara"
 
 def task(model: Any = None, hostile: bool = True, trusted: bool = True) -> hansa.Task:
     """Eight parties; without the hostile party seven, with the same samples."""
-    make = torch.Generator().manual_seed(0)
-    weights = torch.randn(4, 3, generator=make, dtype=torch.float64)
-
-    def pair(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(n, 4, generator=make, dtype=torch.float64)
-        return x, (x @ weights).argmax(1)
-
-    parties = [pair(n) for n in (9, 12, 20, 7, 15, 11, 10, 13)]
-    test, own = pair(60), pair(30)
+    *parties, test, own = learnable((9, 12, 20, 7, 15, 11, 10, 13, 60, 30))
     kept = [k for k, name in enumerate(NAMES) if hostile or name != HOSTILE]
     return hansa.Task(model or (lambda: nn.Linear(4, 3).double()), "cross_entropy", [parties[k] for k in kept], test,
                       names=[NAMES[k] for k in kept], classes=3, trusted=own if trusted else None)  # fmt: skip
@@ -74,6 +67,7 @@ class Tricks(Wrapper):
 WHOLE = SGD(lr=0.5, batch=None, epochs=2)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize("trick", ["nan", "inf", "shape", "dtype", "name"])
 def test_a_bad_reply_changes_nothing_to_the_last_bit_and_is_reported(fusion: str, trick: str) -> None:
@@ -86,6 +80,7 @@ def test_a_bad_reply_changes_nothing_to_the_last_bit_and_is_reported(fusion: str
     assert torch.equal(done.state.params.w, without.state.params.w)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("fusion", [name for name in BOUNDING if name != "legato"])  # which bounds nothing
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_huge_update_is_survived(fusion: str, engine: str) -> None:
@@ -104,6 +99,7 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("fusion", BOUNDING)
 def test_what_comes_beside_the_update_is_no_way_in(fusion: str) -> None:
     algorithm = hansa.FedAvg(local=Tricks("stats", WHOLE), fusion=fusion)  # type: ignore[arg-type]
@@ -171,16 +167,19 @@ def test_a_control_variate_is_no_way_in(fusion: str) -> None:
     assert float(done.state.slots["c"].abs().max()) < 100
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", FUSIONS)
 def test_engines_agree_under_every_fusion(name: str) -> None:
     check_engines(hansa.FedAvg(fusion=name))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fusion", ["krum", "median", "zeno", "fltrust"])
 def test_runs_with_robust_fusions_keep_the_promises_of_all_algorithms(fusion: str, pool: PartyPool) -> None:
     check_algorithm(hansa.FedYogi(fusion=fusion), pool)  # type: ignore[arg-type]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("fusion", SEEING)
 def test_replies_on_disk_give_the_bits_of_replies_in_memory(fusion: str, tmp_path: Path) -> None:
     runs = [

@@ -26,6 +26,7 @@ from typing import Any
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "net"), str(HERE.parents[1])]
 TIMEOUT, MEMORY, LONGEST = 10, 1024, 16384  # seconds of an input, MiB of the process, bytes of an input
+STARTING = 300.0  # seconds of the clock for a target's imports and its end
 TOLD = 2.0  # seconds of CPU between two reports of progress
 LIVE = ("http.raw", "http.whole")  # an aggregator's sockets
 
@@ -84,7 +85,11 @@ def fuzz(name: str, seconds: float, given: argparse.Namespace) -> tuple[int, flo
     command = [sys.executable, str(HERE), "--target", name, "--child", str(seconds), "--folder", str(given.folder),
                "--seed", str(given.seed), *(["--blind"] if given.blind else [])]  # fmt: skip
     with open(folder / "output", "wb") as output:
-        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+        try:
+            most = longest(seconds) + STARTING
+            status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, timeout=most).returncode
+        except subprocess.TimeoutExpired:  # it waits, which takes no CPU
+            status = 124
     stats = json.loads((folder / "stats.json").read_text()) if (folder / "stats.json").exists() else {}
     wrong = ""
     if status != 0 or not stats:
@@ -94,6 +99,11 @@ def fuzz(name: str, seconds: float, given: argparse.Namespace) -> tuple[int, flo
     elif stats["seconds"] < seconds:
         wrong = f"FAILED: no more of {seconds:.0f} s of CPU in all the time that it had; something else takes it"
     return int(stats.get("runs", 0)), float(stats.get("seconds", 0.0)), wrong
+
+
+def longest(seconds: float) -> int:
+    """The most seconds of the clock for that much CPU time, in case other processes use the CPU."""
+    return int(20 * seconds) + 60
 
 
 def target(name: str) -> Any:
@@ -168,11 +178,10 @@ def child(name: str, seconds: float, folder: Path, seed: int) -> int:
                 os._exit(0)
         found.run(data)
 
-    wall = int(20 * seconds) + 60  # in case other processes use the CPU
     known = [f"-dict={words}"] if found.words else []
     atheris.Setup(
         [sys.argv[0], str(corpus), *known, f"-artifact_prefix={place}/", f"-timeout={TIMEOUT}",
-         f"-rss_limit_mb={MEMORY}", f"-max_len={LONGEST}", f"-seed={seed + 1}", f"-max_total_time={wall}",
+         f"-rss_limit_mb={MEMORY}", f"-max_len={LONGEST}", f"-seed={seed + 1}", f"-max_total_time={longest(seconds)}",
          f"-runs={2**31 - 1}", "-print_final_stats=1"],
         once, enable_python_coverage=True,
     )  # fmt: skip

@@ -69,6 +69,7 @@ def test_what_a_reader_must_take_it_takes(name: str) -> None:
     assert any([target.run(seed) for seed in target.seeds])
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_reader_takes_mutated_input_or_refuses_it(name: str) -> None:
     target = named(name)
@@ -111,6 +112,7 @@ def everybody(served: Served) -> Everybody:
     return Everybody(served)
 
 
+@pytest.mark.slow
 def test_a_mutated_request_is_answered_or_the_connection_closed(served: Served, everybody: Everybody) -> None:
     requests: dict[str, list[bytes]] = {role: [] for role in everybody.callers}
     for role, method, path, ask in PARTS:
@@ -154,6 +156,7 @@ def _orders(served: Served, everybody: Everybody, calls: list[tuple[Any, bytes, 
         assert got.status < 400 or got.error
 
 
+@pytest.mark.slow
 def test_whole_requests_in_any_order_are_answered(served: Served, everybody: Everybody) -> None:
     _orders(served, everybody)
     served.check()

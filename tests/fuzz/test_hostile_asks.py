@@ -94,6 +94,7 @@ def test_a_reply_outside_a_secure_sum_is_noticed(monkeypatch: pytest.MonkeyPatch
         compare(ask("secure", SGD(steps=1)))
 
 
+@pytest.mark.slow
 def test_every_policy_is_answered_by_replies_too() -> None:
     hidden = [seed for seed in hostile_asks.seeds() if seed.op["name"] == PaillierEncrypt.name]
     assert len(hidden) >= 4

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kit import PATIENCE, Stage, experiment, samples
 from liars import note, rewrite
 from typer.testing import CliRunner
@@ -14,6 +15,8 @@ from typer.testing import CliRunner
 from hansa.cli import approve as approving  # noqa: F401 (adds its command)
 from hansa.cli.app import app
 from hansa.experiment.config import parse
+
+pytestmark = pytest.mark.slow
 
 PARTIES = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob"))}
 RULES = '[approve]\nmode = "rules"\nepochs = 2\nrounds = 5\nmodels = ["logistic"]\n'

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from kit import Stage, experiment, samples
 from liars import Message, believe_everything, note, rewrite
@@ -61,6 +62,7 @@ def recovered(w: torch.Tensor, x: Any) -> bool:
     return any(bool(np.isclose(row, record, rtol=1e-3, atol=1e-3).all()) for row in found for record in x)
 
 
+@pytest.mark.slow
 def test_no_record_is_read_by_choosing_clip_rate_noise_or_model(tmp_path: Path) -> None:
     x, _ = samples(RECORDS, FEATURES)
     parties = {name: (x, np.zeros(RECORDS, np.int64) + np.arange(RECORDS) % 2) for name in ("ann", "bob")}

@@ -60,6 +60,7 @@ def lies_about_buffers() -> None:
     answer(change)
 
 
+@pytest.mark.slow
 def test_nobody_moves_frozen_parameters_and_lies_about_buffers_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

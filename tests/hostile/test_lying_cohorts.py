@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from kit import Stage, experiment, samples
 from liars import note, rewrite
@@ -47,6 +48,7 @@ def announce_a_large_cohort() -> None:
     runtime.Work = lambda *fields: Work(*fields[:11], 10, *fields[12:])  # type: ignore[assignment,misc]
 
 
+@pytest.mark.slow
 def test_a_promise_of_a_large_cohort_gets_an_aggregator_no_smaller_sum(tmp_path: Path) -> None:
     """In 0.1.0 ann, who requires a cohort of ten, was summed with a colluder alone: her update was the difference."""
     policies = {"ann": f"min_cohort = 10\n{FLOOR}", "bob": FLOOR}

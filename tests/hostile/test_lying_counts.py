@@ -8,6 +8,8 @@ import pytest
 from kit import Stage, experiment, samples
 from liars import answer
 
+pytestmark = pytest.mark.slow
+
 PARTIES = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob", "cid"))}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from kit import Stage, experiment
 from liars import note, take_over
@@ -14,6 +15,8 @@ from hansa.core.predictor import Evaluate
 from hansa.data.prepare import ColumnMoments
 from hansa.net.aggregator import runtime
 from hansa.secure.masking import Masking
+
+pytestmark = pytest.mark.slow
 
 FEATURES, FAR = 3, 2.0**10  # a bias that makes every residual positive, so that `mae` is linear
 

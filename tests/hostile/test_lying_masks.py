@@ -13,6 +13,8 @@ from liars import answer, rewrite
 from hansa.net.party.vault_lines import read_vault
 from hansa.secure import key_agreement
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("ann", "bob", "cid", "dan")
 PARTIES = {name: samples(seed=seed) for seed, name in enumerate(NAMES)}
 FLOOR = "[privacy]\nsecure = true\nactive = true\n"

@@ -61,6 +61,7 @@ def losses(missing: dict[int, set[int]], rounds: int) -> list[float]:
     return [line["train_loss"] for line in done.history]
 
 
+@pytest.mark.slow
 def test_who_lies_about_a_shared_key_is_named_and_the_sums_are_right(tmp_path: Path) -> None:
     """In 0.1.0 one party made the update 7.0 larger in every coordinate, or froze the aggregator by a factorial."""
     job = experiment(run={"rounds": 2}, privacy={"secure": "threshold-paillier", "key_bits": 1024, "threshold": 0.6})

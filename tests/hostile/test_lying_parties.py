@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from kit import Stage, experiment, samples
 from liars import answer
+
+pytestmark = pytest.mark.slow
 
 PARTIES = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob", "cid"))}
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kit import Stage, experiment, samples
 from liars import Message, rewrite
+
+pytestmark = pytest.mark.slow
 
 ROUNDS, QUERIES = 6, 4
 

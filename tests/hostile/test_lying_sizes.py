@@ -6,11 +6,14 @@ import importlib
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from kit import AGGREGATOR, Stage, experiment, samples
 from liars import answer
 
 from hansa.core import codec
+
+pytestmark = pytest.mark.slow
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 HONEST = "test_lying_sizes:is_honest"

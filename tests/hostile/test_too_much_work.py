@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from kit import PATIENCE, Stage, experiment, samples
 from liars import rewrite
@@ -82,6 +83,7 @@ def never_ends_a_step() -> None:
     SGD.run = run  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_told(tmp_path: Path) -> None:
     people = {name: samples(seed=seed) for seed, name in enumerate(("ann", "bob", "cat"))}
     lies = {"aggregator": "test_too_much_work:asks_too_much", "ann": "test_too_much_work:beats_often",

@@ -66,6 +66,7 @@ def contributions(model: Callable[[], nn.Module], dtype: torch.dtype) -> Callabl
     return total
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_a_sum_is_exactly_the_sum_of_what_each_sample_adds_alone(name: str, dtype: torch.dtype) -> None:

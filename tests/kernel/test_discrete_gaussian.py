@@ -75,6 +75,7 @@ def test_numbers_within_a_block_of_the_table_follow_it_too(sigma: float) -> None
         assert not unlikely(*chi_squared(drawn, sigma, edges))
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("sigma", [1.0, 40.0, 2.0**24])
 @pytest.mark.parametrize("negative", [0, 1])
 def test_the_tail_beyond_the_table_follows_the_distribution(sigma: float, negative: int) -> None:

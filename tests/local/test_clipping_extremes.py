@@ -114,6 +114,7 @@ def check(got: Tensor, alone: list[float], clip: float, precision: float) -> Non
         assert apart <= max(precision * min(whole, clip), 1e-300)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(st.data())
@@ -143,6 +144,7 @@ def test_a_layers_gradient_of_any_length_is_no_longer_than_the_bound(
     check(got, alone[0].tolist(), clip, 1e-5 if narrow and dtype == torch.float32 else 1e-12)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(st.data())

@@ -102,6 +102,7 @@ def test_without_noise_and_bound_it_is_sgd_on_the_drawn_batches_divided_by_the_e
     torch.testing.assert_close(update(solver, at), wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("model", [dense, linear, images, dropping], ids=lambda m: m.__name__)
 @pytest.mark.parametrize("more", [{}, {"per_layer": True, "microbatch": 2, "momentum": 0.5}], ids=["flat", "layers"])
 def test_every_engine_gives_what_a_deployed_party_would(model: Any, more: dict[str, Any]) -> None:

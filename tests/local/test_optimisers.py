@@ -15,19 +15,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.params import Params, ParamSpec
 from hansa.local import SGD, Adam, Carry, Context, LocalSolver
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def samples(sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
-    draws = torch.Generator().manual_seed(0)
-    return [
-        (torch.randn(n, 4, generator=draws, dtype=torch.float64), torch.randint(0, 3, (n,), generator=draws))
-        for n in sizes
-    ]
-
+from small_tasks import net, samples
 
 CASES: list[tuple[LocalSolver, Callable[[Any], torch.optim.Optimizer]]] = [
     (SGD(lr=0.2, batch=4, epochs=2, momentum=0.9), lambda p: torch.optim.SGD(p, 0.2, momentum=0.9)),
@@ -44,6 +32,7 @@ CASES: list[tuple[LocalSolver, Callable[[Any], torch.optim.Optimizer]]] = [
 ]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 @pytest.mark.parametrize(("local", "make"), CASES, ids=["momentum", "decay", "nesterov", "adam", "adam-fields"])
 def test_a_party_trains_as_pytorchs_optimiser_does(local: LocalSolver, make: Any, engine: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_pfnm import ring
 from torch import Tensor, nn
 
 import hansa
@@ -89,13 +90,6 @@ def test_an_output_is_the_mean_by_class_or_even_where_nobody_has_the_class() -> 
     assert torch.allclose(found.bias[:, 0], units[-1].bias[:, 0] * torch.tensor([1.5, 2.0]).double())
 
 
-def ring(parties: int = 4, n: int = 80) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-    draws = torch.Generator().manual_seed(5)
-    x = torch.randn(n * parties + 300, 2, generator=draws, dtype=torch.float64)
-    y = (x.square().sum(1) > 1.4).long()
-    return [(x[n * k : n * (k + 1)], y[n * k : n * (k + 1)]) for k in range(parties)], (x[-300:], y[-300:])
-
-
 def task(parties: int = 4, **fields: Any) -> hansa.Task:
     pairs, test = ring(parties)
     make = lambda: TwoNN((2,), 2, hidden=10)().double()  # noqa: E731
@@ -127,6 +121,7 @@ def test_until_the_last_stage_the_outputs_are_zero() -> None:
     assert hansa.FedMA().finished(result.state) is False
 
 
+@pytest.mark.slow
 def test_cycles_start_from_each_partys_part_of_the_matched_network() -> None:
     result = hansa.simulate(hansa.FedMA(local=LOCAL, sigma=0.1, cycles=2), task(), rounds=20)
     lines = result.history
@@ -148,6 +143,7 @@ def test_parties_of_different_widths_and_float32() -> None:
     assert result.history[-1]["accuracy"] > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["conv", "lstm"])
 def test_convolutions_and_sequences_learn(name: str, tmp_path: Path) -> None:
     draws = torch.Generator().manual_seed(0)
@@ -250,6 +246,7 @@ def test_a_grown_network_counts_toward_a_partys_limit_of_parameters() -> None:
     assert Workload(parameters=9000).refuses(replace(OP, stage=1), 10, payload) is None
 
 
+@pytest.mark.slow
 def test_a_missing_party_comes_back_in_the_next_stage() -> None:
     result = hansa.simulate(hansa.FedMA(local=LOCAL, sigma=0.1, cycles=2), task(), rounds=9,
                             absent=lambda party, round: party == 2 and round == 1)  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from test_matched_layers import read as units
 from torch import Tensor, nn
 
 import hansa
@@ -24,11 +25,6 @@ NETS: dict[str, nn.Module] = {
     "conv": Cnn((1, 4, 4), 3)(),
     "lstm": CharLstm((5,), 7, embed=4, hidden=8, layers=2)(),
 }
-
-
-def units(module: nn.Module) -> tuple[Network, list[Units]]:
-    network = Network.of(module)
-    return network, network.read({name: value.detach() for name, value in module.named_parameters()})
 
 
 def drawn_orders(network: Network, seed: int) -> list[Tensor]:
@@ -112,6 +108,7 @@ AVERAGING = [name for name, part in registered("algorithm").items()
 RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedprox", "fednova", "qfedavg", "qfedsgd"}
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", AVERAGING)
 def test_it_is_the_fusion_of_an_averaging_algorithm_or_refused(name: str) -> None:
     try:

@@ -104,6 +104,7 @@ def test_one_shot_matching_beats_the_mean_of_independent_networks(engine: str) -
     assert result.history[0]["accuracy"] > 0.85
 
 
+@pytest.mark.slow
 def test_further_rounds_start_from_each_partys_own_part() -> None:
     algorithm = hansa.PFNM(local=hansa.Proximal(lr=0.3, epochs=10, batch=16, mu=0.01), sigma=0.3, sigma0=10.0)
     result = hansa.simulate(algorithm, task(widths=(12, 8)), rounds=4)

@@ -131,6 +131,7 @@ def test_a_test_set_of_the_aggregator_has_exact_metrics() -> None:
     assert "combined" not in result.summary  # nothing was combined: all samples are in one place
 
 
+@pytest.mark.slow
 def test_the_summary_says_how_each_metric_combines() -> None:
     result = run(task(), ["f1", "auc", "sklearn.metrics:cohen_kappa_score"])
     ways = result.summary["combined"]

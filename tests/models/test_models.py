@@ -61,6 +61,7 @@ def test_a_sample_is_scored_the_same_alone_and_in_a_batch(model: Model) -> None:
     assert torch.allclose(module(x)[2:3], module(x[2:3]), atol=1e-12)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("model", [m for m in MODELS if not isinstance(m, CharLstm)], ids=repr)
 def test_gradients_stacked_over_parties_equal_those_of_each_party(model: Model) -> None:
     modules = [model().double() for _ in range(3)]

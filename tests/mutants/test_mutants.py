@@ -71,6 +71,7 @@ def changes(folder: Path, source: str) -> list[tuple[str, str]]:
     return [(mutant.before, mutant.after) for mutant in mutants_of(path)]
 
 
+@pytest.mark.slow
 def test_survivors_are_the_changes_that_no_test_notices(tmp_path: Path) -> None:
     done = run(tmp_path, "--jobs", "2")
     assert done.returncode == 0, done.stderr
@@ -86,6 +87,7 @@ def test_survivors_are_the_changes_that_no_test_notices(tmp_path: Path) -> None:
     assert tmp_path.joinpath("toy.py").read_text() == TOY
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_sample(tmp_path: Path) -> None:
     first, again = (run(tmp_path, "--sample", "3", "--seed", "5") for _ in range(2))
     assert first.stdout == again.stdout

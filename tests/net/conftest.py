@@ -7,10 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from league import League
+from league import Caller, League
 
+from hansa.net.aggregator import runtime, sessions
 from hansa.net.aggregator.queue import TaskQueue
 from hansa.net.aggregator.round import Asking, Looked
+from hansa.net.party import post
+from hansa.net.relay import relay
+from hansa.net.transport import client
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short intervals between two looks, at the aggregator, at relays and at parties."""
+    monkeypatch.setattr(runtime, "TICK", 0.05)
+    monkeypatch.setattr(relay, "TICK", 0.05)
+    monkeypatch.setattr(relay, "LOOK", 0.02)
+    monkeypatch.setattr(client, "LEAST", 0.02)
+    monkeypatch.setattr(client, "MOST", 0.1)
+    monkeypatch.setattr(sessions, "LOOK", 0.02)
+    monkeypatch.setattr(post, "LOOK", 0.05)
 
 
 @pytest.fixture
@@ -57,3 +73,8 @@ def leaving(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 def league(found: Callable[..., League]) -> League:
     """A federation of three parties."""
     return found()
+
+
+@pytest.fixture
+def ann(league: League) -> Caller:
+    return league.enrolled("ann")

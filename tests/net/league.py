@@ -21,8 +21,10 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+import hansa
 from hansa.core import codec
-from hansa.core.op import Reply
+from hansa.core.op import Memory, Reply
+from hansa.experiment.tasks import make_model
 from hansa.net.aggregator import asks
 from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.ledger import Ledger
@@ -244,7 +246,7 @@ class League:
                  loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
                  relays: Mapping[str, Sequence[str]] | None = None, **serve: Any) -> None:  # fmt: skip
         self._loop_factory = loop
-        self.folder, self._serve = folder, {"admin": "", "lease": PATIENCE, **serve}
+        self.folder, self.parties, self._serve = folder, parties, {"admin": "", "lease": PATIENCE, **serve}
         self._limits = {**PATIENT, **(limits or {})}
         init(folder, "league", parties, ["127.0.0.1"], 0, relays=relays)
         self.members: dict[str, Member] = {}
@@ -389,6 +391,12 @@ class League:
         self.until(lambda: bool(self.queue.present([self.number(name)])))
         return member
 
+    def join_all(self, *names: str, **policies: str) -> League:
+        """Have all parties, or those of the names, join with samples of their own."""
+        for name in names or self.parties:
+            self.join(name, samples(self.parties.index(name)), policies.get(name, ""))
+        return self
+
     def number(self, name: str) -> int:
         return self.aggregator.registry.number(name)
 
@@ -460,3 +468,33 @@ def samples(party: int, n: int = 12, features: int = 3, classes: int = 2) -> Par
     x = torch.randn(n, features, generator=draw, dtype=torch.float64) * (1 + party) + party
     y = torch.arange(n) % classes
     return (x, y), None
+
+
+def logistic_task(data: Sequence[Any] | None = None, names: Sequence[str] = PARTIES, **more: Any) -> hansa.Task:
+    """The task of a job with a logistic model, to be simulated."""
+    pairs = data or [samples(number)[0] for number in range(len(names))]
+    model = make_model("logistic", "float64", ".", (3,), 2)
+    return hansa.Task(model, "cross_entropy", pairs, names=list(names), classes=2, **more)
+
+
+def until(found: Callable[[], Any]) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + PATIENCE
+    while not found():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def memory(league: League, name: str, job: str) -> Memory:
+    """The party's latest memory of a job."""
+    folder = league.folder / "homes" / name / "memory" / job
+    path = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+    tree: Memory = codec.decode(path.read_bytes()[:-32])
+    return tree
+
+
+def tensors(model: Any) -> list[Tensor]:
+    """The tensors of a tree, in order."""
+    if isinstance(model, Tensor):
+        return [model]
+    return [t for _, value in sorted(model.items()) for t in tensors(value)] if isinstance(model, dict) else []

@@ -8,12 +8,12 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from league import PARTIES, PATIENCE, League, samples
+from league import PARTIES, PATIENCE, League
 from prometheus_client.parser import text_string_to_metric_families
 
 from hansa.core.errors import ConfigError
@@ -24,10 +24,8 @@ ADMIN = {"admin": "127.0.0.1:0"}
 
 
 @pytest.fixture
-def league(tmp_path: Path) -> Iterator[League]:
-    league = League(tmp_path / "league", **ADMIN)
-    yield league
-    league.close()
+def league(found: Callable[..., League]) -> League:
+    return found(**ADMIN)
 
 
 def ask(league: League, path: str, method: str = "GET") -> tuple[int, str]:
@@ -85,8 +83,7 @@ def test_it_is_not_ready_where_the_ledger_cannot_be_written_and_is_again_when_it
 
 
 def test_the_metrics_count_a_job_and_name_neither_party_nor_job(league: League) -> None:
-    for party, name in enumerate(PARTIES):
-        league.join(name, samples(party))
+    league.join_all()
     tree = {"task": {"parties": ["x"], "model": "logistic"}, "algorithm": {"name": "fedavg"}, "run": {"rounds": 2}}
     assert league.ended(league.submit(tree, "secretname"))["status"] == "finished"
     text, found = ask(league, "/metrics")[1], numbers(league)
@@ -136,8 +133,9 @@ def test_a_port_that_is_taken_gets_a_sentence_and_the_federation_can_be_served_a
 
 def test_federations_on_one_machine_have_admin_ports_of_their_own(tmp_path: Path) -> None:
     def admin(name: str, port: int) -> Any:
-        init(tmp_path / name, name, ["ann"], [], port)
-        return FederationFolder.open(tmp_path / name).serve.admin_at
+        made = init(tmp_path / name, name, ["ann"], [], port)
+        assert made == FederationFolder.open(tmp_path / name)
+        return made.serve.admin_at
 
     assert admin("one", 8443) == ("127.0.0.1", 9464)
     assert admin("two", 8444) == ("127.0.0.1", 9465)
@@ -168,6 +166,7 @@ def test_a_name_that_no_machine_can_have_gets_a_sentence(tmp_path: Path, host: s
             League(tmp_path / name, **serve)
 
 
+@pytest.mark.slow
 def test_serve_listens_where_it_is_told(tmp_path: Path) -> None:
     init(tmp_path / "f", "f", ["ann"], [], 1)  # a port that nobody may use
     command = [sys.executable, "-m", "hansa.cli", "serve", str(tmp_path / "f"), "--json", "--listen", "127.0.0.2:0",

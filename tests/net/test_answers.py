@@ -40,11 +40,6 @@ def speaker(league: League, caller: Caller) -> Client:
     return Client(league.url, client_context(league.folder / "ca.pem", *caller.files), caller.key, patience=0)
 
 
-@pytest.fixture
-def ann(league: League) -> Caller:
-    return league.enrolled("ann")
-
-
 # Exactly once
 
 

@@ -77,6 +77,7 @@ def test_a_job_waits_for_the_owner_and_has_the_bits_of_a_job_that_did_not_wait(l
     assert league.shown(again)["rounds"][-1]["model"] == ended["rounds"][-1]["model"]  # their hashes
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_without_a_waiting_party_which_joins_once_it_is_approved(league: League) -> None:
     joined(league, "", ASK)
     job = league.submit(experiment(run={"rounds": 4000}), min_parties=2)
@@ -101,6 +102,7 @@ def test_an_owner_who_refuses_does_not_hold_the_job_up(league: League) -> None:
     assert "its owner refuses the job" in league.events("not taking part")[0]["detail"]
 
 
+@pytest.mark.slow
 def test_a_job_that_is_resumed_has_the_manifest_that_was_approved(league: League) -> None:
     joined(league, RULES, RULES, RULES)
     job = league.submit(experiment(run={"rounds": 60}))
@@ -161,6 +163,7 @@ LIES: dict[str, tuple[Callable[[Manifest], dict[str, Any]], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", LIES)
 def test_an_aggregator_that_asks_for_something_else_is_refused(kind: str, league: League,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip

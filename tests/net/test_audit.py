@@ -168,6 +168,7 @@ def test_parties_see_the_model_they_train(scene: Scene) -> None:
 # Visible in the file itself
 
 
+@pytest.mark.slow
 def test_every_field_of_every_kind_of_entry_is_covered(scene: Scene) -> None:
     trees = scene.trees()
     kinds = {tree.get("event", "head"): place for place, tree in reversed(list(enumerate(trees)))}
@@ -590,11 +591,6 @@ def test_a_last_line_of_receipts_that_was_cut_off_is_none_and_is_written_over(sc
 # At the aggregator and at the party
 
 
-@pytest.fixture
-def ann(league: League) -> Caller:
-    return league.enrolled("ann")
-
-
 def test_an_answer_signed_as_another_or_for_something_else_is_401_and_logged(league: League, ann: Caller) -> None:
     bob, ask = league.enrolled("bob"), league.ask()
     blob = ann.upload(ask, b"ann's")
@@ -760,8 +756,7 @@ def test_a_party_refuses_a_message_that_does_not_hold_the_model_it_should(
         return {**told, "payload": {**told["payload"], "model": {**model, "w": model["w"] + 1}}}
 
     monkeypatch.setattr(Ask, "message", lying)
-    for number, name in enumerate(PARTIES):
-        league.join(name, samples(number))
+    league.join_all()
     ended = league.ended(league.submit({"task": TASK, "algorithm": "fedavg", "run": {"rounds": 1}}))
     assert ended["status"] == "failed"
     whys = [json.loads(e["detail"])["why"] for e in league.events("update refused")]

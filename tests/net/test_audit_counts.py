@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from league import PARTIES, League, samples
+from league import League
 from msgspec import structs
 
 from hansa.net.aggregator.federation import FederationFolder
@@ -20,11 +20,6 @@ from hansa.net.audit.verify import verify
 
 TASK = {"parties": ["x"], "model": "logistic", "dtype": "float64", "party_test": 0.25}
 Tree = dict[str, Any]
-
-
-def joined(league: League) -> None:
-    for number, name in enumerate(PARTIES):
-        league.join(name, samples(number))
 
 
 def done(league: League, algorithm: Any, name: str, **run: Any) -> Tree:
@@ -53,7 +48,7 @@ def entries_of(log: Path) -> list[Tree]:
 
 
 def test_evaluations_and_other_answers_are_not_counted_as_updates(league: League, tmp_path: Path) -> None:
-    joined(league)
+    league.join_all()
     done(league, "fedavg", "job", rounds=2)
     log = tmp_path / "audit.jsonl"
     league.operator.export(log)
@@ -84,7 +79,7 @@ def test_evaluations_and_other_answers_are_not_counted_as_updates(league: League
 
 @pytest.mark.parametrize("algorithm", ["naive-bayes", "id3"])
 def test_the_hash_of_a_model_that_is_no_vector_changes_with_it(league: League, tmp_path: Path, algorithm: str) -> None:
-    joined(league)
+    league.join_all()
     ended = done(league, algorithm, "job", rounds=2, eval_parties=False)
     log = tmp_path / "audit.jsonl"
     league.operator.export(log)
@@ -98,7 +93,7 @@ def test_the_hash_of_a_model_that_is_no_vector_changes_with_it(league: League, t
 
 def test_the_state_of_the_server_optimiser_is_hashed_beside_the_model(league: League, tmp_path: Path) -> None:
     """The parties compare the model with its hash, so the state has a separate hash."""
-    joined(league)
+    league.join_all()
     done(league, {"name": "fedadam"}, "job", rounds=2, eval_parties=False)
     log = tmp_path / "audit.jsonl"
     league.operator.export(log)
@@ -124,8 +119,9 @@ def test_the_state_of_the_server_optimiser_is_hashed_beside_the_model(league: Le
         verify(forged(lambda closed: closed[0].update(state="bogus")))
 
 
+@pytest.mark.slow
 def test_an_empty_round_leaves_the_hash_of_the_state(league: League, tmp_path: Path) -> None:
-    joined(league)
+    league.join_all()
     tree = {"task": TASK, "algorithm": "fedadam", "run": {"rounds": 2, "max_norm": 1e-12}}
     ended = league.ended(league.submit(tree))
     assert ended["status"] == "failed"

@@ -22,11 +22,6 @@ from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import CHUNK, Blob
 
 
-@pytest.fixture
-def ann(league: League) -> Caller:
-    return league.enrolled("ann")
-
-
 @contextlib.asynccontextmanager
 async def lined(league: League, caller: Caller, faults: Faults, patience: int) -> AsyncIterator[tuple[Proxy, Client]]:
     """A client behind a bad connection."""
@@ -48,6 +43,7 @@ def sending(client: Client, ask: Asked, blob: Blob, data: bytes) -> asyncio.Futu
     return asyncio.ensure_future(client.send(f"{ask.path}/parts", blob, memoryview(data), ask.about))
 
 
+@pytest.mark.slow
 def test_a_slow_line_gets_a_chunk_through_that_takes_longer_than_anybody_waits(
     league: League, ann: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,6 +209,7 @@ def test_an_envelope_that_is_none_is_refused_in_a_sentence_and_in_little_memory(
     assert growth(read) <= GROWTH
 
 
+@pytest.mark.thin(0)
 @pytest.mark.parametrize("one", [b"\x90", b"\x80", b"\xc0", b"\x81\x90\x80"])
 def test_an_order_as_long_as_it_may_be_takes_little_memory(one: bytes) -> None:
     count = (ORDER - len(ORDERED) - 5) // len(one)
@@ -308,6 +309,7 @@ def test_chunks_of_no_stated_length_are_not_read(served: Served, ann: Caller) ->
         assert status == 411 and b"Content-Length" in got
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "x-gzip", "GZIP", "identity, gzip", "unknown"])
 def test_a_compressed_body_is_refused_and_never_unpacked(served: Served, ann: Caller, coding: str) -> None:
     bomb = gzip.compress(bytes(128 * MIB), 9) if "gzip" in coding.lower() else zlib.compress(bytes(MIB), 9)
@@ -411,6 +413,7 @@ def test_a_form_is_no_envelope(served: Served) -> None:
         assert status == 400 and b"not a valid Enrolment" in got
 
 
+@pytest.mark.slow
 def test_a_header_that_is_no_text_is_answered_with_one(served: Served, ann: Caller) -> None:
     with Watch(served):
         data = head("GET", "/v1/work", CLOSE).replace(b"Hansa-Protocol: 2", b"Hansa-Protocol: \xff\xfe\x1b[2J")
@@ -420,6 +423,7 @@ def test_a_header_that_is_no_text_is_answered_with_one(served: Served, ann: Call
             assert asked(served, data, ann.files)[0] in (400, 401)
 
 
+@pytest.mark.slow
 def test_an_order_of_anything_is_refused_or_taken_as_one(served: Served) -> None:
     chief = served.chief()
     full = ORDERED + b"\xdd" + (ORDER - 200).to_bytes(4, "big") + b"\x90" * (ORDER - 200)

@@ -26,6 +26,7 @@ from hansa.net.transport.http import trouble
 from hansa.net.transport.signing import About, verify
 from hansa.net.transport.tls import client_context, unverified_context
 from hansa.net.transport.wire import CHUNK, Blob
+from in_loop import in_loop
 
 chances = st.floats(0, 1, exclude_max=True)
 
@@ -220,19 +221,16 @@ def test_a_chunk_that_was_refused_too_early_is_sent_again() -> None:
     assert shelf.answered.count(0) == 1  # its acknowledgement counts, not the older answer to the next chunk
 
 
-def test_a_party_goes_on_when_the_aggregator_comes_back(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_party_goes_on_when_the_aggregator_comes_back(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "LEAST", 0.01)
     caller: Caller = league.enrolled("ann")
     assert caller.files is not None
     league.stop()
-
-    async def main() -> None:
-        async with Client(league.url, client_context(league.folder / "ca.pem", *caller.files)) as client:
-            asked = asyncio.ensure_future(client.call("POST", f"/v1/alive?instance={caller.instance}"))
-            await asyncio.to_thread(league.start)
-            await asyncio.wait_for(asked, PATIENCE)
-
-    asyncio.run(main())
+    async with Client(league.url, client_context(league.folder / "ca.pem", *caller.files)) as client:
+        asked = asyncio.ensure_future(client.call("POST", f"/v1/alive?instance={caller.instance}"))
+        await asyncio.to_thread(league.start)
+        await asyncio.wait_for(asked, PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from league import PARTIES, Asked, Caller, League, draft, samples
+from league import Asked, Caller, League, draft
 
 from hansa.core import codec
 from hansa.core.labels import Labels
 from hansa.data.describe import Description
-from hansa.net.aggregator import runtime
-from hansa.net.transport import certificates, client
+from hansa.net.transport import certificates
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 DAY = 86400.0
@@ -31,20 +30,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
+def clock(quick: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
 def tree(**run: Any) -> dict[str, Any]:
     return {"task": TASK, "algorithm": "fedavg", "run": {"rounds": 2, **run}}
-
-
-def join(league: League, *names: str) -> None:
-    for name in names:
-        league.join(name, samples(PARTIES.index(name)))
 
 
 def silent_from_now_on(league: League, job: str) -> Caller:
@@ -60,7 +51,7 @@ def silent_from_now_on(league: League, job: str) -> Caller:
 @pytest.mark.parametrize("jump", [DAY, -DAY])
 def test_a_jump_in_the_middle_of_a_round_does_not_close_it(league: League, clock: Clock, jump: float) -> None:
     """The deadline is far away, whatever the wall clock shows: a party that answers after the jump is fused."""
-    join(league, "ann", "bob")
+    league.join_all("ann", "bob")
     league.enrolled("cid")
     job = league.submit(tree(deadline=600.0))
     league.until(lambda: league.queue.find(2, (job, 0, "describe", 0)) is not None)
@@ -79,7 +70,7 @@ def test_a_jump_in_the_middle_of_a_round_does_not_close_it(league: League, clock
 def test_a_jump_in_the_middle_of_a_round_does_not_hold_it_open(
     league: League, clock: Clock, silent: set[int], jump: float
 ) -> None:
-    join(league, "ann", "bob")
+    league.join_all("ann", "bob")
     job = league.submit(tree(deadline=0.5, quorum=2))
     silent_from_now_on(league, job)
     silent.add(2)
@@ -89,11 +80,12 @@ def test_a_jump_in_the_middle_of_a_round_does_not_hold_it_open(
     assert all("deadline of 0.5 s" in line["missing"]["cid"] for line in ended["rounds"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jump", [DAY, -DAY])
 def test_an_aggregator_that_comes_back_with_another_clock_goes_on(
     league: League, clock: Clock, silent: set[int], jump: float
 ) -> None:
-    join(league, "ann", "bob")
+    league.join_all("ann", "bob")
     job = league.submit(tree(deadline=1.0, quorum=1))
     cid = silent_from_now_on(league, job)
     silent.add(2)

@@ -25,21 +25,13 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.params import Params
 from hansa.data.describe import Description, agreed_columns
 from hansa.experiment.column_tasks import hold_out_people
-from hansa.net.aggregator import runtime
 from hansa.net.party.samples import PartySamples, preparer, read_samples
-from hansa.net.transport import client
 from hansa.testing import same_bits
 
+pytestmark = pytest.mark.usefixtures("quick")
 WIDTHS, HOLDER = (2, 4, 1), 1
 ALLOWED = "matches = 10"
 SHARE = 0.3  # of the people that are held out for tests
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
 
 
 def summed(x: torch.Tensor, ids: Any) -> dict[str, torch.Tensor]:
@@ -150,6 +142,7 @@ def test_a_party_must_allow_jobs_to_match_its_rows(league: League) -> None:
     assert league.model(done["id"])["payload"]["widths"] == [None, 4, 1]  # type: ignore[call-overload]
 
 
+@pytest.mark.slow
 def test_ids_are_read_as_often_as_the_policy_allows_over_all_jobs(league: League) -> None:
     join(league, policy=lambda name: "matches = 3" if name == "ann" else ALLOWED)
     first, second = (league.ended(league.submit(tree(), min_parties=3)) for _ in range(2))

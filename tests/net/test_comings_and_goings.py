@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from league import PARTIES, League, samples
-from test_rounds import TASK, Gate, gate, join, parts, quick, tree  # noqa: F401 (fixtures)
+from test_rounds import TASK, Gate, gate, parts, tree  # noqa: F401 (fixtures)
 
 from hansa.core import crash_points as points
 from hansa.core.ask import Ask
@@ -23,11 +23,13 @@ from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import TaskQueue
 from hansa.net.aggregator.runtime import NetworkRuntime
 from hansa.net.operator import Operator
-from hansa.net.party import process
+from hansa.net.party import nursery, process
 from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.transport import keys
 from hansa.net.transport.client import Refusal
 from hansa.net.transport.process import Structured
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_a_party_that_was_revoked_enrols_anew_with_a_new_token(league: League, tmp_path: Path) -> None:
@@ -46,6 +48,7 @@ def test_a_party_that_was_revoked_enrols_anew_with_a_new_token(league: League, t
     store.close()
 
 
+@pytest.mark.slow
 def test_what_a_killed_party_had_half_written_is_gone_when_it_comes_back(tmp_path: Path) -> None:
     store = PartyStore(tmp_path / "home")
     remembered = PartyMemory(store.folder / "memory")
@@ -109,6 +112,7 @@ def test_a_party_whose_certificate_has_ended_says_so(
     data.write_text("a,b,y\n1,2,0\n3,4,1\n")
     monkeypatch.setattr(process, "log_to_stderr", Structured)
     monkeypatch.setattr(process, "end_on_signal", lambda done: None)  # signals are the main thread's
+    monkeypatch.setattr(nursery, "check_fork", lambda *_, **__: None)  # nobody trains
     later = store.identity().not_after + 1
     monkeypatch.setattr(process.time, "time", lambda: later)
     with pytest.raises(ConfigError, match=r"certificate of ann has expired; .*hansa invite"):
@@ -130,7 +134,7 @@ def test_what_a_party_sends_slowly_is_a_sign_of_life(league: League, monkeypatch
 
 
 def test_a_stop_is_kept_through_a_crash(league: League, gate: Gate) -> None:  # noqa: F811
-    join(league, *PARTIES)
+    league.join_all()
     gate.after(1)
     job = league.submit(tree(rounds=50))
     gate.held()
@@ -141,7 +145,7 @@ def test_a_stop_is_kept_through_a_crash(league: League, gate: Gate) -> None:  # 
 
 
 def test_a_revoked_party_is_not_waited_for_by_later_jobs(league: League) -> None:
-    join(league, "ann", "bob")
+    league.join_all("ann", "bob")
     league.enrolled("cid")
     league.operator.revoke("cid")
     job = league.submit(tree())
@@ -164,6 +168,7 @@ def test_a_ticket_of_a_party_that_has_gone_is_lost_after_a_while_and_not_at_once
     assert time.monotonic() - began >= 2 * tasks.absent_after, "or a hundred would be lost in a moment, and the round"
 
 
+@pytest.mark.slow
 def test_a_deadline_that_passed_while_the_aggregator_was_away_begins_again(
     league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +183,7 @@ def test_a_deadline_that_passed_while_the_aggregator_was_away_begins_again(
     monkeypatch.setattr(time, "time", lambda: wall() + 700.0)
     monkeypatch.setattr(time, "monotonic", lambda: steady() + 700.0)
     league.start()
-    join(league, *PARTIES)
+    league.join_all()
     ended = league.ended(job)
     assert ended["status"] == "finished" and ended["rounds"][0]["replies"] == 3
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,17 +15,10 @@ from hansa.net.party.policy import Floor, Policy
 from hansa.testing import NetworkPool, check_network
 from hansa.transforms import ByLayer, Clip, ClippedUpdate, ErrorFeedback, IdentityTransform, Int8, Packed, TopK
 
-
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
-    network = NetworkPool(tmp_path_factory.mktemp("network"))
-    yield network
-    network.close()
-
-
 FEEDBACK = {"name": "error-feedback", "inner": {"name": "top-k", "share": 0.4}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "compress"),
     [
@@ -52,6 +44,7 @@ def test_a_job_that_packs_updates_gives_the_reference_s_bits(
     check_network(algorithm, network, compress=compress)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "down"),
     [
@@ -85,6 +78,7 @@ def tree(compress: Any, **tables: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_party_whose_policy_does_not_list_the_transform_declines_and_says_so(league: League) -> None:
     for number, name in enumerate(PARTIES):
         ops = '["describe", "sgd", "evaluate"]' if name == "bob" else '["describe", "sgd", "evaluate", "int8"]'
@@ -111,6 +105,7 @@ def test_a_policy_names_the_transform_and_the_op_inside(op: Op, names: list[str]
         assert name in str(Policy(ops=rest).refuses_op(op))
 
 
+@pytest.mark.slow
 def test_a_private_party_accepts_a_transform_after_private_training_only() -> None:
     payload: dict[str, Any] = {}
     private, plain = Packed(DPSGD(sigma=1.0, epsilon=5.0), Int8()), Packed(hansa.SGD(), Int8())

@@ -21,21 +21,13 @@ from hansa.core.op import Reply
 from hansa.core.registry import build
 from hansa.data.describe import CLASSES, DIMENSIONS, KINDS, Description, agreed
 from hansa.experiment.tasks import make_model
-from hansa.net.aggregator import runtime
 from hansa.net.party import agent as party
 from hansa.net.party.samples import PartySamples
-from hansa.net.transport import client
 from hansa.net.transport.wire import Work
 
+pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 AT_CLASSES, AT_KIND, AT_MISSING, AT_LOWEST, AT_DISTINCT, AT_WHOLE = (DIMENSIONS + k for k in (1, 2, 4, 5, 6, 7))
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
 
 
 def tree(task: dict[str, Any] | None = None, **run: Any) -> dict[str, Any]:
@@ -103,6 +95,7 @@ def without_cid(league: League, why: str, **given: Any) -> None:
     assert entry["party"] == "cid" and why in json.loads(entry["detail"])["why"]
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("at", "why"),
     [
@@ -172,6 +165,7 @@ def test_a_job_of_parties_without_any_sample_fails_with_the_reason(league: Leagu
     assert ended["status"] == "failed" and ended["reason"] == "none of the parties has a sample"
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("loss", ["mse", "mae", "bce", "cross_entropy"])
 def test_the_loss_decides_what_targets_of_different_types_are(league: League, loss: str) -> None:
     data = [samples(k)[0] for k in range(3)]
@@ -249,6 +243,7 @@ def test_a_round_without_replies_does_not_fail_a_job_that_fused_another(
     assert ended["status"] == "finished" and ["empty" in line for line in ended["rounds"]] == [False, True]
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("name", ["round", "replies", "empty", "missing", "seconds", "model", "members", "parties"])
 def test_metrics_that_were_not_asked_for_do_not_enter_the_record(
     league: League, lying: Callable[..., None], name: str
@@ -275,6 +270,7 @@ def test_a_rounds_own_record_goes_before_what_parties_measure(monkeypatch: pytes
     assert line["round"] == 1 and line["replies"] == 3 and line["loss"] == 1.0
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(("name", "value"), [("loss", 1e300), ("loss", -1.0), ("accuracy", 1.1), ("auc", -0.1)])
 def test_metrics_that_nobody_can_measure_are_left_out(
     league: League, lying: Callable[..., None], name: str, value: float

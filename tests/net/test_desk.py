@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hansa.net.aggregator import queue as queue_module
 from hansa.net.aggregator.queue import QueuedAsk, TaskQueue
 from hansa.net.transport.wire import Blob, Work
+from in_loop import in_loop
 
 
 class Clock:
@@ -87,19 +86,17 @@ def test_a_party_not_heard_of_is_absent_and_one_that_comes_back_is_new(clock: Cl
     assert queue.present([0]) == []
 
 
-def test_a_party_that_waits_for_work_is_there_however_long_it_waits(clock: Clock) -> None:
-    async def main() -> None:
-        queue = TaskQueue(5, 10)
-        waiting = asyncio.ensure_future(queue.wait_for_work(0, "a", 60))
-        await asyncio.sleep(0)
-        clock.now += 6
-        assert queue.present([0]) == [0]
-        queue.offer([(0, offer())])
-        await waiting
-        clock.now += 5.1
-        assert queue.present([0]) == []
-
-    run(main())
+@in_loop
+async def test_a_party_that_waits_for_work_is_there_however_long_it_waits(clock: Clock) -> None:
+    queue = TaskQueue(5, 10)
+    waiting = asyncio.ensure_future(queue.wait_for_work(0, "a", 60))
+    await asyncio.sleep(0)
+    clock.now += 6
+    assert queue.present([0]) == [0]
+    queue.offer([(0, offer())])
+    await waiting
+    clock.now += 5.1
+    assert queue.present([0]) == []
 
 
 def test_what_a_party_was_asked_waits_for_it_when_it_was_sent_away_and_is_let_in_again() -> None:
@@ -132,80 +129,64 @@ def test_a_party_finds_only_what_it_is_asked_itself() -> None:
     assert queue.find(0, made.key) is None and queue.take(0, "a") is None
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 600))
+@in_loop
+async def test_a_question_that_waits_is_answered_when_work_is_offered() -> None:
+    queue = TaskQueue(10, 10)
+    asked = [asyncio.ensure_future(queue.wait_for_work(party, "a", 60)) for party in (0, 1)]
+    await asyncio.sleep(0)
+    await asyncio.to_thread(queue.offer, [(0, offer())])
+    assert await asked[0] == offer().work
+    assert not asked[1].done() and list(queue._polls) == [1]
+    asked[1].cancel()
+    await asyncio.wait(asked)
+    assert queue._polls == {}
 
 
-def test_a_question_that_waits_is_answered_when_work_is_offered() -> None:
-    async def main() -> None:
-        queue = TaskQueue(10, 10)
-        asked = [asyncio.ensure_future(queue.wait_for_work(party, "a", 60)) for party in (0, 1)]
-        await asyncio.sleep(0)
-        await asyncio.to_thread(queue.offer, [(0, offer())])
-        assert await asked[0] == offer().work
-        assert not asked[1].done() and list(queue._polls) == [1]
-        asked[1].cancel()
-        await asyncio.wait(asked)
-        assert queue._polls == {}
-
-    run(main())
+@in_loop
+async def test_a_question_gives_up_in_time_and_its_party_is_there_until_then() -> None:
+    queue = TaskQueue(10, 10)
+    assert await queue.wait_for_work(0, "a", 0.01) is None
+    assert queue.present([0]) == [0] and queue._polls == {}
 
 
-def test_a_question_gives_up_in_time_and_its_party_is_there_until_then() -> None:
-    async def main() -> None:
-        queue = TaskQueue(10, 10)
-        assert await queue.wait_for_work(0, "a", 0.01) is None
-        assert queue.present([0]) == [0] and queue._polls == {}
-
-    run(main())
-
-
-def test_another_instance_gets_the_work_as_soon_as_the_lease_has_run_out() -> None:
-    async def main() -> None:
-        queue = TaskQueue(10, 0.1)
-        queue.offer([(0, offer())])
-        assert queue.take(0, "a") is not None
-        waiting = asyncio.ensure_future(queue.wait_for_work(0, "b", 60))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        assert await waiting == offer().work
-
-    run(main())
+@in_loop
+async def test_another_instance_gets_the_work_as_soon_as_the_lease_has_run_out() -> None:
+    queue = TaskQueue(10, 0.1)
+    queue.offer([(0, offer())])
+    assert queue.take(0, "a") is not None
+    waiting = asyncio.ensure_future(queue.wait_for_work(0, "b", 60))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert await waiting == offer().work
 
 
-def test_who_is_sent_away_is_told_at_once_and_is_not_there_any_more() -> None:
-    async def main() -> None:
-        queue = TaskQueue(10, 10)
-        asked = [asyncio.ensure_future(queue.wait_for_work(0, name, math.inf)) for name in "ab"]
-        queue.heard(0)
-        await asyncio.sleep(0)
-        queue.gone(0)
-        assert [await each for each in asked] == [None, None]
-        assert queue.present([0]) == [] and queue._polls == {}
-
-    run(main())
+@in_loop
+async def test_who_is_sent_away_is_told_at_once_and_is_not_there_any_more() -> None:
+    queue = TaskQueue(10, 10)
+    asked = [asyncio.ensure_future(queue.wait_for_work(0, name, math.inf)) for name in "ab"]
+    queue.heard(0)
+    await asyncio.sleep(0)
+    queue.gone(0)
+    assert [await each for each in asked] == [None, None]
+    assert queue.present([0]) == [] and queue._polls == {}
 
 
-def test_an_earlier_question_of_the_same_instance_is_let_go_and_one_of_another_stays() -> None:
-    async def main() -> None:
-        queue = TaskQueue(10, 10)
-        first, other = (asyncio.ensure_future(queue.wait_for_work(0, name, 60)) for name in "ab")
-        await asyncio.sleep(0)
-        second = asyncio.ensure_future(queue.wait_for_work(0, "a", 60))
-        assert await first is None and not other.done() and not second.done()
-        assert queue.present([0]) == [0]
-        queue.dismiss()
-        assert await other is None and await second is None
-
-    run(main())
+@in_loop
+async def test_an_earlier_question_of_the_same_instance_is_let_go_and_one_of_another_stays() -> None:
+    queue = TaskQueue(10, 10)
+    first, other = (asyncio.ensure_future(queue.wait_for_work(0, name, 60)) for name in "ab")
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(queue.wait_for_work(0, "a", 60))
+    assert await first is None and not other.done() and not second.done()
+    assert queue.present([0]) == [0]
+    queue.dismiss()
+    assert await other is None and await second is None
 
 
-def test_who_comes_for_work_after_everybody_was_sent_away_is_not_held() -> None:
-    async def main() -> None:
-        queue = TaskQueue(10, 10)
-        queue.dismiss()
-        async with asyncio.timeout(600):
-            assert await queue.wait_for_work(0, "a", math.inf) is None
-        assert not queue.present([0])
-
-    run(main())
+@in_loop
+async def test_who_comes_for_work_after_everybody_was_sent_away_is_not_held() -> None:
+    queue = TaskQueue(10, 10)
+    queue.dismiss()
+    async with asyncio.timeout(600):
+        assert await queue.wait_for_work(0, "a", math.inf) is None
+    assert not queue.present([0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, League, samples
+from league import League
 
 from hansa.core.op import Reply
 from hansa.core.partial_sums import ReplySum
@@ -61,6 +61,7 @@ DISGUISES: dict[str, Callable[[Reply], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("settings", [{}, {"sums": "exact", "max_weight": 100}], ids=["floating", "exact"])
 @pytest.mark.parametrize("disguise", DISGUISES)
 def test_a_party_cannot_answer_as_a_relay(
@@ -75,8 +76,7 @@ def test_a_party_cannot_answer_as_a_relay(
         return reply, staged
 
     monkeypatch.setattr(party.Worker, "answer", answer)
-    for number, name in enumerate(PARTIES):
-        league.join(name, samples(number))
+    league.join_all()
     ended = league.ended(league.submit({"task": TASK, "run": {**RUN, **settings}}))
     assert ended["status"] == "finished", ended["reason"]
     for line in ended["rounds"]:

@@ -1,4 +1,4 @@
-"""Every registered algorithm that can be deployed gives the reference's bits over the network."""
+"""Registered algorithms give the reference's bits over the network."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from every_op import quick
 from hansa.algorithms import PruneFL
 from hansa.artifacts.run_folder import MODEL
 from hansa.core.errors import ConfigError
@@ -14,6 +15,7 @@ from hansa.demo import network as demo_net
 from hansa.experiment.config import parse
 from hansa.run.simulate import simulate
 from hansa.testing import TREE, NetworkPool, check_network, experiment_for, same_bits
+from shapes import by_shape
 
 OURS: dict[str, Any] = {
     name: part for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")
@@ -22,9 +24,9 @@ ALGORITHMS = {name: part for name, part in OURS.items() if part.data == "rows"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", by_shape(ALGORITHMS))
 def test_an_algorithm_gives_the_reference_s_bits_over_mutual_tls(name: str, network: NetworkPool) -> None:
-    check_network(ALGORITHMS[name](), network)
+    check_network(quick(ALGORITHMS[name]), network)
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +38,12 @@ def column_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(OURS) - set(ALGORITHMS)))
+@pytest.mark.parametrize("name", by_shape(sorted(set(OURS) - set(ALGORITHMS))))
 def test_an_algorithm_over_columns_gives_the_reference_s_bits_over_mutual_tls(
     name: str, column_network: NetworkPool
 ) -> None:
     pytest.importorskip("rbcl")
-    check_network(OURS[name](), column_network)
+    check_network(quick(OURS[name]), column_network)
 
 
 @pytest.mark.slow
@@ -76,6 +78,7 @@ def test_a_precision_that_only_a_simulation_has_is_refused() -> None:
         experiment_for(ALGORITHMS["fedavg"](), precision="tf32").check_networked()
 
 
+@pytest.mark.slow
 def test_four_hospitals_in_five_processes_train_the_reference_engine_s_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

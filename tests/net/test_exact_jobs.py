@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import hansa
 from hansa.testing import NetworkPool, check_network
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkPool]:
-    network = NetworkPool(tmp_path_factory.mktemp("network"))
-    yield network
-    network.close()
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [hansa.FedAvg(), hansa.Scaffold()], ids=lambda part: part.name)
 def test_a_job_with_exact_sums_gives_the_reference_s_bits(algorithm: hansa.Algorithm, network: NetworkPool) -> None:
     check_network(algorithm, network, sums="exact")

@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from typing import Any
 
 import fault_proxy
@@ -23,17 +23,10 @@ import tcp_proxy as module
 from tcp_proxy import BUFFER, NEAR, SEGMENT, Dice, Faults, Proxy, ProxyThread, parse_faults
 
 from hansa.core.errors import ConfigError
+from in_loop import SOON, in_loop
 
-SOON = 600.0  # seconds after which a missing event is a failure
 WHILE = 0.15  # seconds in which an unwanted event is watched for
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    async def in_time() -> None:
-        await asyncio.wait_for(main, SOON)
-
-    asyncio.run(in_time())
 
 
 class Echo:
@@ -104,24 +97,22 @@ WEATHER = Faults(latency=0.004, jitter=0.003, loss=0.05, rto=0.002, rate=20e6)
 
 
 @pytest.mark.parametrize("faults", [Faults(), WEATHER])
-def test_bytes_arrive_as_they_were_sent_and_so_does_the_end(faults: Faults) -> None:
-    async def main() -> None:
-        async with through(faults, down=Faults(latency=0.002), seed=3) as (proxy, echo):
-            data = [os.urandom(300_000 + k) for k in range(3)]
-            streams = [await connect(proxy) for _ in data]
-            for (_, writer), mine in zip(streams, data, strict=True):
-                writer.write(mine)
-                writer.write_eof()
-            back = await asyncio.gather(*(reader.read(-1) for reader, _ in streams))
-            assert [hashlib.sha256(b).digest() for b in back] == [hashlib.sha256(d).digest() for d in data]
-            assert sorted(map(bytes, echo.got)) == sorted(data) and echo.ends == ["end"] * 3
-            total = sum(map(len, data))
-            assert proxy.counts["bytes up"] == proxy.counts["bytes down"] == total
-            assert (proxy.counts["loss"] > 0) == (faults.loss > 0)
-            await close(*streams)
-            await until(lambda: not proxy.connections)
-
-    run(main())
+@in_loop
+async def test_bytes_arrive_as_they_were_sent_and_so_does_the_end(faults: Faults) -> None:
+    async with through(faults, down=Faults(latency=0.002), seed=3) as (proxy, echo):
+        data = [os.urandom(300_000 + k) for k in range(3)]
+        streams = [await connect(proxy) for _ in data]
+        for (_, writer), mine in zip(streams, data, strict=True):
+            writer.write(mine)
+            writer.write_eof()
+        back = await asyncio.gather(*(reader.read(-1) for reader, _ in streams))
+        assert [hashlib.sha256(b).digest() for b in back] == [hashlib.sha256(d).digest() for d in data]
+        assert sorted(map(bytes, echo.got)) == sorted(data) and echo.ends == ["end"] * 3
+        total = sum(map(len, data))
+        assert proxy.counts["bytes up"] == proxy.counts["bytes down"] == total
+        assert (proxy.counts["loss"] > 0) == (faults.loss > 0)
+        await close(*streams)
+        await until(lambda: not proxy.connections)
 
 
 class Clocked:
@@ -138,36 +129,30 @@ class Clocked:
         monkeypatch.setattr("tcp_proxy.asyncio.sleep", noted)
 
 
-def test_latency_is_waited_for_in_both_directions_and_for_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_latency_is_waited_for_in_both_directions_and_for_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clocked(monkeypatch)
-
-    async def main() -> None:
-        async with through(Faults(latency=3.0), down=Faults(latency=1.0)) as (proxy, _):
-            streams = await connect(proxy)
-            assert await say(streams, b"hello") == b"hello"
-            assert clock.slept[0] == 4.0
-            waits = [round(s) for s in clock.slept[1:] if s > 0.5]
-            assert waits == [3, 1]
-            await close(streams)
-
-    run(main())
+    async with through(Faults(latency=3.0), down=Faults(latency=1.0)) as (proxy, _):
+        streams = await connect(proxy)
+        assert await say(streams, b"hello") == b"hello"
+        assert clock.slept[0] == 4.0
+        waits = [round(s) for s in clock.slept[1:] if s > 0.5]
+        assert waits == [3, 1]
+        await close(streams)
 
 
-def test_jitter_spreads_and_keeps_the_order() -> None:
+@in_loop
+async def test_jitter_spreads_and_keeps_the_order() -> None:
     dice = Dice(1)
     delays = [dice.delay(Faults(latency=1.0, jitter=0.5)) for _ in range(1000)]
     assert 1.0 <= min(delays) < 1.02 and 1.48 < max(delays) <= 1.5
-
-    async def main() -> None:
-        async with through(Faults(jitter=0.01)) as (proxy, _):
-            streams = await connect(proxy)
-            for k in range(100):  # pieces that are on their way together
-                streams[1].write(f"{k:04d}".encode())
-                await asyncio.sleep(0.0005)
-            assert await streams[0].readexactly(400) == b"".join(f"{k:04d}".encode() for k in range(100))
-            await close(streams)
-
-    run(main())
+    async with through(Faults(jitter=0.01)) as (proxy, _):
+        streams = await connect(proxy)
+        for k in range(100):  # pieces that are on their way together
+            streams[1].write(f"{k:04d}".encode())
+            await asyncio.sleep(0.0005)
+        assert await streams[0].readexactly(400) == b"".join(f"{k:04d}".encode() for k in range(100))
+        await close(streams)
 
 
 def test_a_lost_segment_stalls_its_direction_and_twice_as_long_when_lost_again() -> None:
@@ -207,7 +192,7 @@ def test_the_same_seed_gives_the_same_faults(faults: Faults) -> None:
                     proxy.reset_all()
                 heard.extend(len(got) for got in echo.got)
 
-        run(main())
+        asyncio.run(asyncio.wait_for(main(), SOON))
         return [*heard, *(event for event in events if event["event"] != "peer reset")]
 
     first = happened(7)
@@ -215,102 +200,89 @@ def test_the_same_seed_gives_the_same_faults(faults: Faults) -> None:
     assert first != happened(8)
 
 
-def test_throttling_paces_by_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_throttling_paces_by_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clocked(monkeypatch)
-
-    async def main() -> None:
-        async with through(Faults(rate=10_000), down=Faults()) as (proxy, _):
-            streams = await connect(proxy)
-            assert len(await say(streams, bytes(5000))) == 5000
-            paused = [s for s in clock.slept if s > 0]
-            assert sum(paused) == pytest.approx(0.5) and max(paused) <= 0.02 + 1e-9
-            await close(streams)
-
-    run(main())
+    async with through(Faults(rate=10_000), down=Faults()) as (proxy, _):
+        streams = await connect(proxy)
+        assert len(await say(streams, bytes(5000))) == 5000
+        paused = [s for s in clock.slept if s > 0]
+        assert sum(paused) == pytest.approx(0.5) and max(paused) <= 0.02 + 1e-9
+        await close(streams)
 
 
 @pytest.mark.parametrize("fault", ["rate", "drip", "partition", "silence"])
-def test_a_direction_that_stands_still_makes_its_writer_wait(fault: str) -> None:
+@in_loop
+async def test_a_direction_that_stands_still_makes_its_writer_wait(fault: str) -> None:
     """Data that are not passed on are not read: at most the sockets' buffers and one window are in transit."""
-
-    async def main() -> None:
-        faults = {"rate": Faults(rate=0.001), "drip": Faults(drip=1000.0)}.get(fault, Faults())
-        async with through(faults) as (proxy, echo):
-            reader, writer = await connect(proxy)
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-            await until(lambda: proxy.connections)
-            if fault in ("partition", "silence"):
-                assert await say((reader, writer), b"x") == b"x"
-                proxy.partition() if fault == "partition" else proxy.silence_all()
-            size = 64 * NEAR
-            writer.write(bytes(size))
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(writer.drain(), WHILE)
-            left = writer.transport.get_write_buffer_size()
-            assert left > size - NEAR - 8 * BUFFER - 2**17, "it was taken, and is piled up somewhere"
-            assert sum(map(len, echo.got)) <= 2
-            if fault == "partition":
-                proxy.heal()
-                assert len(await reader.readexactly(size)) == size
-            await close((reader, writer)) if fault == "partition" else writer.transport.abort()
-
-    run(main())
+    faults = {"rate": Faults(rate=0.001), "drip": Faults(drip=1000.0)}.get(fault, Faults())
+    async with through(faults) as (proxy, echo):
+        reader, writer = await connect(proxy)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        await until(lambda: proxy.connections)
+        if fault in ("partition", "silence"):
+            assert await say((reader, writer), b"x") == b"x"
+            proxy.partition() if fault == "partition" else proxy.silence_all()
+        size = 64 * NEAR
+        writer.write(bytes(size))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(writer.drain(), WHILE)
+        left = writer.transport.get_write_buffer_size()
+        assert left > size - NEAR - 8 * BUFFER - 2**17, "it was taken, and is piled up somewhere"
+        assert sum(map(len, echo.got)) <= 2
+        if fault == "partition":
+            proxy.heal()
+            assert len(await reader.readexactly(size)) == size
+        await close((reader, writer)) if fault == "partition" else writer.transport.abort()
 
 
-def test_a_slow_reader_makes_the_server_wait() -> None:
-    async def main() -> None:
-        async with through(Faults(), down=Faults(rate=0.001)) as (proxy, echo):
-            streams = await connect(proxy)
-            await until(lambda: echo.got)
-            streams[1].write(bytes(2**24))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(streams[1].drain(), 2 * WHILE)
-            assert len(echo.got[0]) < 2**24, "an echo that is not read stops the echo"
-            assert proxy.counts["bytes down"] <= 2
-            streams[1].transport.abort()
-
-    run(main())
+@in_loop
+async def test_a_slow_reader_makes_the_server_wait() -> None:
+    async with through(Faults(), down=Faults(rate=0.001)) as (proxy, echo):
+        streams = await connect(proxy)
+        await until(lambda: echo.got)
+        streams[1].write(bytes(2**24))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(streams[1].drain(), 2 * WHILE)
+        assert len(echo.got[0]) < 2**24, "an echo that is not read stops the echo"
+        assert proxy.counts["bytes down"] <= 2
+        streams[1].transport.abort()
 
 
-def test_a_slow_writer_gives_a_byte_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_slow_writer_gives_a_byte_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, sent = Clocked(monkeypatch), []
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        send = loop.sock_sendall
-        monkeypatch.setattr(loop, "sock_sendall", lambda s, data: sent.append(bytes(data)) or send(s, data))
-        async with through(Faults(drip=2.0), down=Faults()) as (proxy, echo):
-            streams = await connect(proxy)
-            assert await say(streams, b"slowly") == b"slowly"
-            assert [s for s in clock.slept if s > 1] == [2.0] * 6
-            assert sent[0] == b"s" and [piece for piece in sent if len(piece) > 1] == []
-            assert bytes(echo.got[0]) == b"slowly"
-            await close(streams)
-
-    run(main())
+    loop = asyncio.get_running_loop()
+    send = loop.sock_sendall
+    monkeypatch.setattr(loop, "sock_sendall", lambda s, data: sent.append(bytes(data)) or send(s, data))
+    async with through(Faults(drip=2.0), down=Faults()) as (proxy, echo):
+        streams = await connect(proxy)
+        assert await say(streams, b"slowly") == b"slowly"
+        assert [s for s in clock.slept if s > 1] == [2.0] * 6
+        assert sent[0] == b"s" and [piece for piece in sent if len(piece) > 1] == []
+        assert bytes(echo.got[0]) == b"slowly"
+        await close(streams)
 
 
-def test_a_reset_on_command_is_one_for_both_sides() -> None:
-    async def main() -> None:
-        async with through() as (proxy, echo):
-            all_streams = [await connect(proxy) for _ in range(3)]
-            for streams in all_streams:
-                await say(streams, b"hello")
-            proxy.connections[2].reset()
+@in_loop
+async def test_a_reset_on_command_is_one_for_both_sides() -> None:
+    async with through() as (proxy, echo):
+        all_streams = [await connect(proxy) for _ in range(3)]
+        for streams in all_streams:
+            await say(streams, b"hello")
+        proxy.connections[2].reset()
+        with pytest.raises(ConnectionResetError):
+            await all_streams[1][0].readexactly(1)
+        assert await say(all_streams[0], b"still here") == b"still here"
+        proxy.reset_all()
+        for streams in (all_streams[0], all_streams[2]):
             with pytest.raises(ConnectionResetError):
-                await all_streams[1][0].readexactly(1)
-            assert await say(all_streams[0], b"still here") == b"still here"
-            proxy.reset_all()
-            for streams in (all_streams[0], all_streams[2]):
-                with pytest.raises(ConnectionResetError):
-                    await streams[0].readexactly(1)
-            await until(lambda: echo.ends == ["reset"] * 3)
-            assert proxy.counts["reset"] == 3 and not proxy.connections
-            all_streams.append(await connect(proxy))
-            assert await say(all_streams[3], b"a new one works") == b"a new one works"
-            await close(*all_streams)
-
-    run(main())
+                await streams[0].readexactly(1)
+        await until(lambda: echo.ends == ["reset"] * 3)
+        assert proxy.counts["reset"] == 3 and not proxy.connections
+        all_streams.append(await connect(proxy))
+        assert await say(all_streams[3], b"a new one works") == b"a new one works"
+        await close(*all_streams)
 
 
 def test_resets_at_random_happen_as_often_as_they_should() -> None:
@@ -326,144 +298,128 @@ def test_resets_at_random_happen_as_often_as_they_should() -> None:
     assert cut.then == "reset" and cut.passing % SEGMENT == 0 and cut.passing < 20 * SEGMENT
 
 
-def test_a_peers_end_and_reset_pass_through() -> None:
-    async def main() -> None:
-        async with through(Faults(latency=0.005)) as (proxy, echo):
-            one, two = await connect(proxy), await connect(proxy)
-            await say(one, b"1")
-            await say(two, b"2")
-            one[1].transport.abort()
-            await until(lambda: echo.ends[0] == "reset" or echo.ends[0] == "end")
-            two[1].write_eof()
-            assert await two[0].read() == b"" and echo.ends[1] == "end"
-            await close(one, two)
-
-    run(main())
+@in_loop
+async def test_a_peers_end_and_reset_pass_through() -> None:
+    async with through(Faults(latency=0.005)) as (proxy, echo):
+        one, two = await connect(proxy), await connect(proxy)
+        await say(one, b"1")
+        await say(two, b"2")
+        one[1].transport.abort()
+        await until(lambda: echo.ends[0] == "reset" or echo.ends[0] == "end")
+        two[1].write_eof()
+        assert await two[0].read() == b"" and echo.ends[1] == "end"
+        await close(one, two)
 
 
-def test_a_server_that_is_not_there_resets_the_client() -> None:
-    async def main() -> None:
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
-            async with Proxy(("127.0.0.1", nobody.getsockname()[1])) as proxy:
-                streams = await connect(proxy)
-                with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-                    await streams[0].readexactly(1)
-                await until(lambda: not proxy.connections)
-                assert proxy.counts["no server"] == 1
-
-    run(main())
+@in_loop
+async def test_a_server_that_is_not_there_resets_the_client() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        async with Proxy(("127.0.0.1", nobody.getsockname()[1])) as proxy:
+            streams = await connect(proxy)
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await streams[0].readexactly(1)
+            await until(lambda: not proxy.connections)
+            assert proxy.counts["no server"] == 1
 
 
-def test_a_half_open_connection_stays_and_says_nothing() -> None:
-    async def main() -> None:
-        async with through() as (proxy, echo):
-            streams, other = await connect(proxy), await connect(proxy)
-            await say(streams, b"hello")
-            await say(other, b"hello")
-            proxy.connections[1].silence()
-            streams[1].write(b"is anybody there?")
-            assert await silent(streams) and bytes(echo.got[0]) == b"hello" and echo.ends[0] == ""
-            proxy.heal()  # which is for partitions
-            assert await silent(streams)
-            assert await say(other, b"others go on") == b"others go on"
-            await close(streams)
-            await asyncio.sleep(WHILE)
-            assert echo.ends[0] == "", "that the client has gone is not told either"
-            await close(other)
-
-    run(main())
+@in_loop
+async def test_a_half_open_connection_stays_and_says_nothing() -> None:
+    async with through() as (proxy, echo):
+        streams, other = await connect(proxy), await connect(proxy)
+        await say(streams, b"hello")
+        await say(other, b"hello")
+        proxy.connections[1].silence()
+        streams[1].write(b"is anybody there?")
+        assert await silent(streams) and bytes(echo.got[0]) == b"hello" and echo.ends[0] == ""
+        proxy.heal()  # which is for partitions
+        assert await silent(streams)
+        assert await say(other, b"others go on") == b"others go on"
+        await close(streams)
+        await asyncio.sleep(WHILE)
+        assert echo.ends[0] == "", "that the client has gone is not told either"
+        await close(other)
 
 
 @pytest.mark.parametrize("ways", [(), ("up",), ("down",)])
-def test_a_partition_holds_what_is_said_and_healing_lets_it_pass(ways: tuple[Any, ...]) -> None:
-    async def main() -> None:
-        async with through() as (proxy, echo):
-            streams = await connect(proxy)
-            await say(streams, b"before")
-            proxy.partition(*ways)
-            streams[1].write(b"during")
-            new = await connect(proxy)  # the kernel takes it; nobody answers
-            new[1].write(b"new")
-            heard = ["beforeduring", "new"] if ways == ("down",) else ["before"]
-            await until(lambda: [got.decode() for got in echo.got] == heard)
-            assert await silent(streams) and await silent(new)
-            assert [got.decode() for got in echo.got] == heard
-            proxy.heal()
-            assert await streams[0].readexactly(6) == b"during" and await new[0].readexactly(3) == b"new"
-            assert bytes(echo.got[0]) == b"beforeduring"
-            await close(streams, new)
-
-    run(main())
+@in_loop
+async def test_a_partition_holds_what_is_said_and_healing_lets_it_pass(ways: tuple[Any, ...]) -> None:
+    async with through() as (proxy, echo):
+        streams = await connect(proxy)
+        await say(streams, b"before")
+        proxy.partition(*ways)
+        streams[1].write(b"during")
+        new = await connect(proxy)  # the kernel takes it; nobody answers
+        new[1].write(b"new")
+        heard = ["beforeduring", "new"] if ways == ("down",) else ["before"]
+        await until(lambda: [got.decode() for got in echo.got] == heard)
+        assert await silent(streams) and await silent(new)
+        assert [got.decode() for got in echo.got] == heard
+        proxy.heal()
+        assert await streams[0].readexactly(6) == b"during" and await new[0].readexactly(3) == b"new"
+        assert bytes(echo.got[0]) == b"beforeduring"
+        await close(streams, new)
 
 
-def test_a_reset_or_an_end_in_a_partition_is_heard_of_after_it() -> None:
-    async def main() -> None:
-        async with through() as (proxy, echo):
-            one, two = await connect(proxy), await connect(proxy)
-            await say(one, b"1")
-            await say(two, b"2")
-            proxy.partition()
-            one[1].transport.abort()
-            two[1].close()
-            await asyncio.sleep(WHILE)
-            assert echo.ends == ["", ""]
-            proxy.heal()
-            await until(lambda: all(echo.ends))
-            await until(lambda: not proxy.connections)
-
-    run(main())
+@in_loop
+async def test_a_reset_or_an_end_in_a_partition_is_heard_of_after_it() -> None:
+    async with through() as (proxy, echo):
+        one, two = await connect(proxy), await connect(proxy)
+        await say(one, b"1")
+        await say(two, b"2")
+        proxy.partition()
+        one[1].transport.abort()
+        two[1].close()
+        await asyncio.sleep(WHILE)
+        assert echo.ends == ["", ""]
+        proxy.heal()
+        await until(lambda: all(echo.ends))
+        await until(lambda: not proxy.connections)
 
 
-def test_a_partition_comes_and_goes_by_the_schedule() -> None:
-    async def main() -> None:
-        events: list[str] = []
-        async with through(partitions=[(0.02, 0.05)], tell=lambda e: events.append(e["event"])) as (proxy, _):
-            await until(lambda: proxy.counts["partition"])
-            streams = await connect(proxy)
-            assert await say(streams, b"held, then not") == b"held, then not"
-            assert events == ["partition", "heal"]
-            await close(streams)
-
-    run(main())
+@in_loop
+async def test_a_partition_comes_and_goes_by_the_schedule() -> None:
+    events: list[str] = []
+    async with through(partitions=[(0.02, 0.05)], tell=lambda e: events.append(e["event"])) as (proxy, _):
+        await until(lambda: proxy.counts["partition"])
+        streams = await connect(proxy)
+        assert await say(streams, b"held, then not") == b"held, then not"
+        assert events == ["partition", "heal"]
+        await close(streams)
 
 
-def test_refused_connections_are_refused_and_old_ones_go_on() -> None:
-    async def main() -> None:
-        async with through() as (proxy, _):
-            port, streams = proxy.port, await connect(proxy)
-            await say(streams, b"hello")
-            proxy.refuse()
-            with pytest.raises(ConnectionRefusedError):
-                await connect(proxy)
-            assert await say(streams, b"still") == b"still"
-            proxy.accept()
-            assert proxy.port == port
-            again = await connect(proxy)
-            assert await say(again, b"again") == b"again"
-            await close(streams, again)
-
-    run(main())
+@in_loop
+async def test_refused_connections_are_refused_and_old_ones_go_on() -> None:
+    async with through() as (proxy, _):
+        port, streams = proxy.port, await connect(proxy)
+        await say(streams, b"hello")
+        proxy.refuse()
+        with pytest.raises(ConnectionRefusedError):
+            await connect(proxy)
+        assert await say(streams, b"still") == b"still"
+        proxy.accept()
+        assert proxy.port == port
+        again = await connect(proxy)
+        assert await say(again, b"again") == b"again"
+        await close(streams, again)
 
 
-def test_faults_change_at_once_for_all_or_for_one() -> None:
-    async def main() -> None:
-        async with through() as (proxy, _):
-            one, two = await connect(proxy), await connect(proxy)
-            await say(one, b"x")
-            await say(two, b"x")
-            proxy.connections[2].up = Faults(reset=0.999999)
-            assert await say(one, b"unharmed") == b"unharmed"
-            two[1].write(b"harmed")
-            with pytest.raises(ConnectionResetError):
-                await two[0].readexactly(1)
-            proxy.faults = Faults(reset=0.999999)
-            one[1].write(b"harmed")
-            with pytest.raises(ConnectionResetError):
-                await one[0].readexactly(1)
-            await close(one, two)
-
-    run(main())
+@in_loop
+async def test_faults_change_at_once_for_all_or_for_one() -> None:
+    async with through() as (proxy, _):
+        one, two = await connect(proxy), await connect(proxy)
+        await say(one, b"x")
+        await say(two, b"x")
+        proxy.connections[2].up = Faults(reset=0.999999)
+        assert await say(one, b"unharmed") == b"unharmed"
+        two[1].write(b"harmed")
+        with pytest.raises(ConnectionResetError):
+            await two[0].readexactly(1)
+        proxy.faults = Faults(reset=0.999999)
+        one[1].write(b"harmed")
+        with pytest.raises(ConnectionResetError):
+            await one[0].readexactly(1)
+        await close(one, two)
 
 
 def test_without_a_loop_of_ones_own_it_runs_in_a_thread() -> None:
@@ -518,7 +474,8 @@ def test_bad_words_are_answered_in_one_sentence(
 
 
 @pytest.mark.parametrize("where", ("accept", "socket"))
-def test_without_open_files_it_says_so_and_accepts_again_when_it_has_some(
+@in_loop
+async def test_without_open_files_it_says_so_and_accepts_again_when_it_has_some(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """For the client's side or, once that is accepted, for the server's side."""
@@ -531,37 +488,34 @@ def test_without_open_files_it_says_so_and_accepts_again_when_it_has_some(
             left -= 1
             raise OSError(errno.EMFILE, "Too many open files")
 
-    async def main() -> None:
-        loop, make = asyncio.get_running_loop(), module._socket
-        accept = loop.sock_accept
+    loop, make = asyncio.get_running_loop(), module._socket
+    accept = loop.sock_accept
 
-        async def accepting(listener: socket.socket) -> Any:
+    async def accepting(listener: socket.socket) -> Any:
+        failing()
+        return await accept(listener)
+
+    def making(near: Any) -> socket.socket:
+        if near[1] != 0:  # not the one that listens
             failing()
-            return await accept(listener)
+        return make(near)
 
-        def making(near: Any) -> socket.socket:
-            if near[1] != 0:  # not the one that listens
-                failing()
-            return make(near)
-
-        if where == "accept":
-            monkeypatch.setattr(loop, "sock_accept", accepting)
-        else:
-            monkeypatch.setattr(module, "_socket", making)
-        told: list[dict[str, Any]] = []
-        async with through(tell=told.append) as (proxy, _):
-            if where == "socket":
-                for _ in range(2):
-                    reader, writer = await connect(proxy)
-                    assert await reader.read() == b""  # the peer is notified at once
-                    writer.close()
-            streams = await connect(proxy)
-            assert await say(streams, b"hello") == b"hello"
-            assert told == [{"event": "not accepted", "why": "Too many open files"}] * 2
-            assert proxy.counts["not accepted"] == 2 and proxy.counts["connections"] == 1
-            streams[1].close()
-
-    run(main())
+    if where == "accept":
+        monkeypatch.setattr(loop, "sock_accept", accepting)
+    else:
+        monkeypatch.setattr(module, "_socket", making)
+    told: list[dict[str, Any]] = []
+    async with through(tell=told.append) as (proxy, _):
+        if where == "socket":
+            for _ in range(2):
+                reader, writer = await connect(proxy)
+                assert await reader.read() == b""  # the peer is notified at once
+                writer.close()
+        streams = await connect(proxy)
+        assert await say(streams, b"hello") == b"hello"
+        assert told == [{"event": "not accepted", "why": "Too many open files"}] * 2
+        assert proxy.counts["not accepted"] == 2 and proxy.counts["connections"] == 1
+        streams[1].close()
 
 
 def test_faults_on_the_command_line_are_in_milliseconds() -> None:

@@ -87,6 +87,7 @@ def test_a_job_trains_adapters_with_the_bits_of_the_simulation(
     assert torch.equal(saved_model.load(pulled, make=net).predict(x), wanted.predict(x))
 
 
+@pytest.mark.slow
 def test_parties_train_adapters_under_a_privacy_budget(found: Callable[..., League]) -> None:
     """The noise comes from the parties' secrets, so the bits are not those of a simulation."""
     league = found(functions=(NET,))

@@ -21,14 +21,8 @@ from hansa.experiment.tasks import make_model
 from hansa.local import SGD
 from hansa.net.aggregator import runtime
 from hansa.net.party.samples import PartySamples
-from hansa.net.transport import client
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def same_bits(league: League, parties: list[Any], loss: str, **run: Any) -> list[dict[str, Any]]:

@@ -279,6 +279,7 @@ def test_an_operator_and_a_party_refuse_keys_that_others_may_read(league: League
     store._lock.close()
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_serves_a_federation_or_runs_a_party(league: League, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another process serves"):
         Aggregator(FederationFolder.open(league.folder))

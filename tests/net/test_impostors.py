@@ -58,11 +58,6 @@ def turned_away(caller: Caller) -> None:
         caller.call("POST", f"/v1/alive?instance={caller.instance}")
 
 
-@pytest.fixture
-def ann(league: League) -> Caller:
-    return league.enrolled("ann")
-
-
 def test_a_certificate_made_as_ours_are_made_is_let_in(league: League, ann: Caller) -> None:
     """The control for the tests below: they depend on dates, usage and signature only."""
     good = remade(league, ann, -DAY, DAY)

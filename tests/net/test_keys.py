@@ -23,11 +23,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hansa.core.errors import ConfigError, HansaError
+from hansa.core.registry import KINDS, registered
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.keys import IdentityError
 from hansa.net.transport.names import check_distinct, valid_name
 from hansa.net.transport.tls import client_context, server_context, unverified_context
 from hansa.net.transport.tokens import Token, new_token
+from hansa.net.transport.wire import Order, pack, unpack
 
 PATIENCE = 600.0  # seconds until a stuck socket fails its test
 
@@ -98,8 +100,13 @@ def test_plain_names_are_kept_as_they_are(name: str) -> None:
     assert valid_name(name) == name
 
 
+def test_the_name_of_every_registered_part_is_a_valid_name_of_a_job() -> None:
+    for name in {name for kind in KINDS for name, part in registered(kind).items() if part.__module__[:6] == "hansa."}:
+        assert unpack(pack(Order(valid_name(name), {})), Order).name == name
+
+
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "-a", "_a", "a" * 65, "a/b", "a b", "a\n", "a\0", "é", "٣", "a\\b", "a" * 10_000]
+    "name", ["", ".", "..", "-a", "_a", "+a", "a" * 65, "a/b", "a b", "a\n", "a\0", "é", "٣", "a\\b", "a" * 10_000]
 )
 def test_other_names_are_refused_with_one_sentence(name: str) -> None:
     with pytest.raises(ConfigError) as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,13 +20,6 @@ from hansa.run.simulate import simulate
 from hansa.testing import experiment_for
 
 TREE = {"task": {"parties": ["x"], "model": "logistic"}, "algorithm": {"name": "fedavg"}}
-
-
-@pytest.fixture
-def league(tmp_path: Path) -> Iterator[League]:
-    league = League(tmp_path / "league")
-    yield league
-    league.close()
 
 
 def run(algorithm: Any = None, **settings: Any) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from league import PATIENCE, Caller, League
+from league import PATIENCE, Caller, League, until
 
 from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
@@ -74,13 +74,6 @@ def stop_time(*buckets: TokenBuckets) -> None:
 
 def counted(league: League, name: str, **labels: str) -> float:
     return league.aggregator.metrics.registry.get_sample_value(f"hansa_{name}", labels) or 0.0
-
-
-def until(found: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not found():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def plain(league: League) -> socket.socket:
@@ -350,6 +343,7 @@ def test_silent_connections_of_many_addresses_do_not_keep_others_waiting(tmp_pat
     league.close()
 
 
+@pytest.mark.slow
 def test_many_handshakes_that_do_not_go_on_make_room_for_one_that_does(make: Callable[..., League]) -> None:
     league = make(handshakes=4, handshake=16.0)
     stuck = [plain(league) for _ in range(4)]
@@ -371,6 +365,7 @@ def test_a_stranger_that_asks_too_often_is_told_when_to_come_back(make: Callable
     assert counted(league, "refused_total", reason="requests of strangers") == 1
 
 
+@pytest.mark.slow
 def test_a_request_costs_a_token_whatever_is_answered(make: Callable[..., League]) -> None:
     league = make(party_burst=100, party_rate=0.001, stranger_burst=100, stranger_rate=0.001)
     ann = league.enrolled("ann")

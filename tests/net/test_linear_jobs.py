@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from league import PARTIES, League
-from test_split_jobs import HOLDER, PEOPLE, ROUNDS, join, quick, rows, simulated, tree
+from test_split_jobs import HOLDER, PEOPLE, ROUNDS, join, rows, simulated, tree
 
 import hansa
 from hansa import VerticalLinear
@@ -20,7 +20,7 @@ from hansa.testing import same_bits
 pytest.importorskip("rbcl")
 from hansa import FedV
 
-assert quick  # the fixture of the split jobs: short waits
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
 OPEN = "matches = 100\nscores = true"
 METHODS: dict[str, Any] = {
     "encrypted": VerticalLinear(match="same", batch=20, coordinator=2, key_bits=1024, lr=0.5),

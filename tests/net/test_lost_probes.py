@@ -80,6 +80,7 @@ def apart() -> list[str]:
     return words if words and subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0 else []
 
 
+@pytest.mark.slow
 def test_one_lost_probe_ends_no_connection_and_a_peer_that_has_gone_does() -> None:
     words = apart()
     if not words:

@@ -75,6 +75,7 @@ def test_the_admin_port_prints_no_traceback_for_a_request_without_a_host(served:
     served.check()
 
 
+@pytest.mark.slow
 def test_malformed_requests_to_the_admin_port_print_no_traceback(served: Served) -> None:
     (serving,) = (line for line in served.lines() if line["event"] == "serving")
     for data in malformed():
@@ -82,6 +83,7 @@ def test_malformed_requests_to_the_admin_port_print_no_traceback(served: Served)
     served.check()
 
 
+@pytest.mark.slow
 def test_malformed_requests_to_the_parties_port_print_no_traceback(served: Served) -> None:
     tls = client_context(served.folder / "ca.pem", None, None)
     for data in malformed():
@@ -89,6 +91,7 @@ def test_malformed_requests_to_the_parties_port_print_no_traceback(served: Serve
     served.check()
 
 
+@pytest.mark.slow
 def test_malformed_requests_to_a_simulations_page_print_nothing(tmp_path: Path) -> None:
     with open(tmp_path / "said", "wb") as said:
         page = subprocess.Popen([sys.executable, "-m", "hansa.ui", str(tmp_path), "0"], stdin=subprocess.PIPE,

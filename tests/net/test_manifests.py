@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from every_op import quick
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, op_config, op_of
 from hansa.core.errors import DataError
@@ -26,7 +27,6 @@ from hansa.testing import experiment_for
 from hansa.testing.experiments import TREE, simulated
 
 OURS = [name for name, part in registered("algorithm").items() if part.__module__.startswith("hansa.")]
-QUICK = ("fedavg", "ditto", "boosting", "d-psgd", "fedper", "fsvrg")
 NAMES = ("ann", "bob", "cid", "dan")
 BLOB = Blob("0" * 64, 1)
 SLOW = pytest.mark.slow
@@ -81,9 +81,10 @@ def observed(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> list[tu
     return out
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=SLOW) for name in OURS])
+@pytest.mark.thin(5)
+@pytest.mark.parametrize("name", OURS)
 def test_the_manifest_allows_every_ask_of_a_registered_algorithm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    algorithm: Any = registered("algorithm")[name]()
+    algorithm = quick(registered("algorithm")[name])
     assert isinstance(algorithm, Algorithm) and algorithm.ops is not None, f"{name} does not declare its ops"
     asks = observed(experiment_for(algorithm), monkeypatch)
     assert asks and [ask for ask in asks if ask[1] is not None] == []

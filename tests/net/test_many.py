@@ -64,6 +64,7 @@ def throng(tmp_path: Path) -> Iterator[League]:
     league.close()
 
 
+@pytest.mark.slow
 def test_a_round_reaches_every_one_of_many_parties_once_and_fuses_every_reply(throng: League) -> None:
     with present(throng) as crowd:
         job = throng.submit(ROUND, min_parties=MANY)
@@ -80,6 +81,7 @@ def test_a_round_reaches_every_one_of_many_parties_once_and_fuses_every_reply(th
         assert crowd.connected == MANY and len(crowd.dialled) == MANY  # one connection each, which stays
 
 
+@pytest.mark.slow
 def test_each_of_many_parties_is_known_by_its_own_certificate(throng: League) -> None:
     with present(throng):
         throng.until(lambda: len(throng.queue.present(range(MANY))) == MANY)

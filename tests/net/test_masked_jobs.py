@@ -11,27 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, PATIENCE, League, samples
+from league import PARTIES, PATIENCE, League, logistic_task, samples, tensors
 
 import hansa
 from hansa.core.errors import ConfigError, PartyError
-from hansa.experiment.tasks import make_model
-from hansa.net.aggregator import runtime
 from hansa.net.party.peers import Peers
 from hansa.net.party.policy import Floor, Policy
 from hansa.net.party.vault_lines import read_vault
-from hansa.net.transport import certificates, client, keys
+from hansa.net.transport import certificates, keys
 from hansa.secure import signatures
 
+pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 SUMS = 4  # two of the preparation, and one per round
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
 
 
 def tree(**privacy: Any) -> dict[str, Any]:
@@ -40,17 +32,8 @@ def tree(**privacy: Any) -> dict[str, Any]:
 
 
 def simulated() -> Any:
-    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy",
-                      [samples(k)[0] for k in range(3)], names=list(PARTIES), classes=2,
-                      prepare=hansa.Standardise())  # fmt: skip
+    task = logistic_task(prepare=hansa.Standardise())
     return hansa.simulate(hansa.Scaffold(), task, engine="reference", rounds=2).saved_model()
-
-
-def tensors(model: Any) -> list[torch.Tensor]:
-    """The tensors of a tree, in order."""
-    if isinstance(model, torch.Tensor):
-        return [model]
-    return [t for _, value in sorted(model.items()) for t in tensors(value)] if isinstance(model, dict) else []
 
 
 def answered(league: League, name: str) -> list[str]:
@@ -59,6 +42,7 @@ def answered(league: League, name: str) -> list[str]:
     return [name for name in said if name.startswith("secure-")]
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("active", [False, True])
 def test_a_masked_job_gives_the_plain_model_and_each_answer_once(active: bool, found: Callable[..., League]) -> None:
     league = found()
@@ -87,8 +71,7 @@ def test_a_job_that_wants_to_be_believed_gets_nothing_from_parties_that_do_not(f
 def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[..., League], silent: set[int]) -> None:
     """The party has shared its secrets, so its masks are removed from the sum of the others."""
     league, go_on = found(), threading.Event()
-    for k, name in enumerate(PARTIES):
-        league.join(name, samples(k))
+    league.join_all()
     worker = league.members["cid"].worker
     answer = worker.answer
 
@@ -109,9 +92,7 @@ def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[.
     (line,) = ended["rounds"]
     assert line["replies"] == 2
     assert line["missing"] == {"cid": "it did not answer within the deadline of 1 s"}
-    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy",
-                      [samples(k)[0] for k in range(2)], names=list(PARTIES[:2]), classes=2)  # fmt: skip
-    plain = hansa.simulate(hansa.FedAvg(), task, engine="reference", rounds=1).saved_model()
+    plain = hansa.simulate(hansa.FedAvg(), logistic_task(names=PARTIES[:2]), engine="reference", rounds=1).saved_model()
     for one, other in zip(tensors(league.model(ended["id"])), tensors(plain), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
 

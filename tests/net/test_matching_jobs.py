@@ -9,27 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from league import PARTIES, PATIENCE, League
+from league import PARTIES, PATIENCE, League, memory
 
 import hansa
 from hansa.core import codec
 from hansa.core.gateway import TableRows
-from hansa.core.op import Memory
-from hansa.net.aggregator import runtime
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.party.samples import PartySamples
-from hansa.net.transport import client
 from hansa.vertical import PSI, psi_group
 
+pytestmark = pytest.mark.usefixtures("quick")
 pytest.importorskip("rbcl")
 ALLOWED = "matches = 1"
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
 
 
 def rows(party: int) -> TableRows:
@@ -52,14 +43,6 @@ def submit(league: League, algorithm: Any = "psi") -> str:
     return league.submit(tree, min_parties=3)
 
 
-def memory(league: League, name: str, job: str) -> Memory:
-    """The party's latest memory of a job."""
-    folder = league.folder / "homes" / name / "memory" / job
-    path = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    tree: Memory = codec.decode(path.read_bytes()[:-32])
-    return tree
-
-
 def check(league: League, done: dict[str, Any], algorithm: hansa.Algorithm = PSI()) -> None:  # noqa: B008
     """The job has ended with the rows of its simulation, and no party keeps secrets of the matching."""
     assert done["status"] == "finished", done["reason"]
@@ -73,6 +56,7 @@ def check(league: League, done: dict[str, Any], algorithm: hansa.Algorithm = PSI
         assert not [key for key in own if key.startswith("psi.") and key != "psi.over"]
 
 
+@pytest.mark.slow
 def test_a_deployed_matching_has_the_rows_of_its_simulation_and_the_aggregator_sees_sizes(
     found: Callable[..., League], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +82,7 @@ def test_a_deployed_matching_has_the_rows_of_its_simulation_and_the_aggregator_s
     assert b"person" not in received and not any(point in received for point in sent)
 
 
+@pytest.mark.slow
 def test_a_matching_goes_on_after_a_restart_of_the_aggregator(found: Callable[..., League]) -> None:
     league = found()
     join(league)
@@ -120,6 +105,7 @@ def test_a_matching_goes_on_after_a_restart_of_the_aggregator(found: Callable[..
     check(league, league.ended_after_all(job))
 
 
+@pytest.mark.slow
 def test_a_party_refuses_a_matching_with_more_people_than_its_owner_allows(found: Callable[..., League]) -> None:
     league = found()
     join(league, lambda name: "matches = 9" + ("\n[limits]\npeople = 39" if name == "cid" else ""))
@@ -138,6 +124,7 @@ def test_a_deployed_linkage_has_the_rows_of_its_simulation(found: Callable[..., 
     check(league, league.ended(submit(league, LINKAGE)), hansa.Linkage(threshold=1.0))
 
 
+@pytest.mark.slow
 def test_a_linkage_needs_the_word_of_every_owner(found: Callable[..., League]) -> None:
     league = found()
     join(league, lambda name: "matches = 9" + ("" if name == "cid" else "\nfuzzy = true"))

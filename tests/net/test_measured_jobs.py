@@ -58,6 +58,7 @@ def deployed(league: League, order: dict[str, Any], **policies: str) -> dict[str
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [{}, {"privacy": {"secure": "masking"}}])
 def test_a_deployed_job_measures_the_bits_of_the_simulation(secure: dict[str, Any], league: League) -> None:
     line, wanted = deployed(league, {**tree(), **secure}), simulated(**secure)

@@ -80,6 +80,7 @@ def check_exports(league: League, job: str, wanted: hansa.Result, folder: Path) 
         assert path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(("algorithm", "tuning"), [("fedavg", TUNING), ("fedper", None), ("fedper", TUNING)])
 def test_parties_export_the_models_that_the_simulation_has_for_them(
     algorithm: str, tuning: dict[str, Any] | None, league: League, tmp_path: Path
@@ -99,6 +100,7 @@ def test_parties_export_the_models_that_the_simulation_has_for_them(
         pulled.predict(X, party=1)
 
 
+@pytest.mark.slow
 def test_no_answer_to_a_fine_tuning_has_content(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, list[bytes]] = {}
     for number, name in enumerate(PARTIES):
@@ -122,6 +124,7 @@ def test_no_answer_to_a_fine_tuning_has_content(league: League, monkeypatch: pyt
         assert not any(vector in data for vector in tuned)
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("point", ["ask.opened", "ask.closed", "round.fused", "job.model"])
 def test_an_aggregator_that_crashes_during_the_fine_tuning_ends_with_the_same_bits(
     point: str, league: League, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -171,6 +174,7 @@ def test_an_export_of_what_no_honest_aggregator_delivers_is_refused_in_one_sente
         own_models.export(tmp_path, None, tmp_path / "own.safetensors")
 
 
+@pytest.mark.slow
 def test_a_party_with_a_privacy_floor_fine_tunes_and_keeps_the_metrics(league: League, tmp_path: Path) -> None:
     order = tree(tuning=TUNING)
     order["task"].pop("prepare")
@@ -184,6 +188,7 @@ def test_a_party_with_a_privacy_floor_fine_tunes_and_keeps_the_metrics(league: L
     )
 
 
+@pytest.mark.slow
 def test_a_party_s_policy_may_refuse_fine_tuning_and_the_others_go_on(league: League, tmp_path: Path) -> None:
     joined(league, bob='ops = ["sgd", "evaluate", "describe", "*standardise*", "column-moments", "deliver"]\n')
     job, summary = finished(league, tree(tuning=TUNING))
@@ -193,6 +198,7 @@ def test_a_party_s_policy_may_refuse_fine_tuning_and_the_others_go_on(league: Le
     assert torch.equal(untuned.predict(X), simulated().predict(X))  # it has the global model
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_refused_in_one_sentence(league: League, tmp_path: Path) -> None:
     joined(league)
     job, _ = finished(league, tree())
@@ -212,6 +218,7 @@ def test_what_cannot_be_exported_is_refused_in_one_sentence(league: League, tmp_
         own_models.export(home(league, "ann"), None, out)
 
 
+@pytest.mark.slow
 def test_the_command_exports_at_the_party(league: League, tmp_path: Path) -> None:
     joined(league)
     job, _ = finished(league, tree(tuning=TUNING))
@@ -223,6 +230,7 @@ def test_the_command_exports_at_the_party(league: League, tmp_path: Path) -> Non
     assert torch.equal(hansa.load(out).predict(X), simulated(tuning=TUNING).predict(X, 2))
 
 
+@pytest.mark.slow
 def test_a_delivered_model_is_forgotten_with_its_job(found: Callable[..., League]) -> None:
     league = found()
     joined(league, ann="[limits]\njobs = 1\n")

@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, League, samples
-from test_routed_jobs import TASK, joined, memory
+from league import PARTIES, League, logistic_task, memory
+from test_routed_jobs import TASK
 
 import hansa
 from hansa.core.registry import from_config
-from hansa.experiment.tasks import make_model
-from hansa.net.aggregator import runtime
-from hansa.net.transport import client
 from hansa.testing import same_bits
 
+pytestmark = pytest.mark.usefixtures("quick")
 LOCAL = {"name": "sgd", "lr": 0.2, "steps": 2, "batch": 5}
 ONE_WAY = {"name": "edges", "edges": [f"{a} -> {b}" for a, b in zip(PARTIES, (*PARTIES[1:], PARTIES[0]), strict=True)]}
 ALGORITHMS: list[dict[str, Any]] = [
@@ -27,24 +25,15 @@ ALGORITHMS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda each: each["name"])
 def test_a_deployed_job_has_the_bits_of_its_simulation(found: Callable[..., League], algorithm: dict[str, Any]) -> None:
-    league = joined(found())
+    league = found().join_all()
     order = {"task": TASK, "algorithm": algorithm, "run": {"rounds": 3, "deadline": 60.0}}
     done = league.ended(league.submit(order, min_parties=3))
     assert done["status"] == "finished", done["reason"]
-    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy",
-                      [samples(k)[0] for k in range(3)], names=list(PARTIES), classes=2)  # fmt: skip
     made = from_config("algorithm", algorithm, "test")
-    reference = hansa.simulate(made, task, engine="reference", rounds=3)
+    reference = hansa.simulate(made, logistic_task(), engine="reference", rounds=3)
     assert same_bits(league.model(done["id"]), reference.saved_model())
     for k, name in enumerate(PARTIES):
         held = memory(league, name, done["id"])
@@ -60,7 +49,7 @@ def test_a_deployed_job_has_the_bits_of_its_simulation(found: Callable[..., Leag
 def test_an_order_with_a_topology_that_cannot_work_is_refused_when_it_is_submitted(
     found: Callable[..., League], topology: dict[str, Any], sentence: str
 ) -> None:
-    league = joined(found())
+    league = found().join_all()
     order = {"task": TASK, "algorithm": {"name": "d-psgd", "topology": topology}, "run": {"rounds": 1}}
     with pytest.raises(hansa.ConfigError, match=sentence):
         league.submit(order, min_parties=3)

@@ -166,6 +166,7 @@ def joined(league: League, **policies: str) -> None:
         league.join(name, samples(k), policies.get(name, ""))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("local", "own"),
     [("sgd", "lr = 0.5\nbatch = 5"), ("sgd", "epochs = 3"), ("sgd", "steps = 2"), ("adam", "lr = 0.02")],

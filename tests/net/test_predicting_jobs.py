@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from league import PARTIES, League
 
@@ -34,6 +35,7 @@ def order(algorithm: str, model: str) -> dict[str, Any]:
     return {"task": task, "algorithm": {"name": algorithm, "local": {"lr": 0.1, "batch": 6}}, "run": {"rounds": 1}}
 
 
+@pytest.mark.slow
 def test_a_pulled_model_and_a_partys_own_model_predict_files(league: League, tmp_path: Path) -> None:
     for number, name in enumerate(PARTIES):
         columns = (1, 0, 2) if number == 1 else (0, 1, 2)

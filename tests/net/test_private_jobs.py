@@ -31,9 +31,9 @@ def numbers(saved: Any) -> torch.Tensor:
     return torch.cat([value.reshape(-1) for _, value in sorted(saved["params"].items())])
 
 
+@pytest.mark.slow
 def test_privacy_secrecy_and_few_bits_in_one_job_over_mutual_tls(league: League) -> None:
-    for number, name in enumerate(PARTIES):
-        league.join(name, samples(number))
+    league.join_all()
     jobs = [league.submit(tree({**MASKED, "dp": CENTRAL})), league.submit(tree({**MASKED, "dp": CENTRAL})),
             league.submit(tree({"dp": {**CENTRAL, "sigma": 0}})),
             league.submit(tree({**MASKED, "bits": 32, "dp": {**CENTRAL, "sigma": 0}}))]  # fmt: skip
@@ -49,8 +49,7 @@ def test_privacy_secrecy_and_few_bits_in_one_job_over_mutual_tls(league: League)
 
 
 def test_the_aggregators_noise_is_not_of_the_seed_and_a_restart_repeats_no_round(league: League) -> None:
-    for number, name in enumerate(PARTIES):
-        league.join(name, samples(number))
+    league.join_all()
     job = league.submit(tree({"dp": CENTRAL}, rounds=4))
     league.until(lambda: bool(league.shown(job)["rounds"]))
     league.stop()
@@ -89,6 +88,7 @@ def test_under_central_privacy_nothing_is_evaluated_party_by_party(league: Leagu
     assert ended["status"] == "failed" and "run.eval_parties" in ended["reason"] and not ended["rounds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("privacy", "floor"), [
     ({"secure": "masking"}, "secure = true"),
     ({"secure": "masking", "active": True}, "active = true"),
@@ -112,6 +112,7 @@ def test_parties_with_a_floor_evaluate_within_the_secure_sum(
         assert not [name for name in line if name.startswith("party_")] and "parties" not in line
 
 
+@pytest.mark.slow
 def test_a_party_that_declines_costs_the_evaluation_and_not_the_round(league: League) -> None:
     data = [samples(number)[0] for number in range(3)]
     for name, own in zip(PARTIES, data, strict=True):

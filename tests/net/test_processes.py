@@ -21,6 +21,7 @@ from hansa.experiment.config import Experiment, parse
 from hansa.run.loop import Training
 from hansa.secure import Masking
 from hansa.testing import PARTIES, TREE, PartyPool, experiment_for, history_on, run_on, same_bits
+from in_loop import in_loop
 
 
 def cnn_tree(model: Any) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def cnn_tree(model: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["2nn", "cnn", "resnet-gn"])
 def test_processes_and_the_reference_engine_give_the_same_float32_bits(pool: PartyPool, model: str) -> None:
     experiment = parse(cnn_tree(model))
@@ -40,6 +42,7 @@ def test_processes_and_the_reference_engine_give_the_same_float32_bits(pool: Par
     assert same_bits(reference.state.tree(), state.tree())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -67,6 +70,7 @@ def test_simulated_devices_do_to_processes_what_they_do_to_a_simulation(
     assert any("missing" in line for line in history)
 
 
+@pytest.mark.slow
 def test_killed_parties_are_missing_and_the_others_go_on_between_the_exchanges_of_a_masked_sum_too() -> None:
     own = PartyPool()
     try:
@@ -108,6 +112,7 @@ def test_killed_parties_are_missing_and_the_others_go_on_between_the_exchanges_o
         own.close()
 
 
+@pytest.mark.slow
 def test_a_replay_under_another_configuration_fails_loudly(pool: PartyPool) -> None:
     journal = Journal()
     pool.call(run_on(experiment_for(hansa.FedAvg()), pool.runtime, journal))
@@ -125,6 +130,7 @@ async def trained(experiment: Experiment, pool: PartyPool) -> Training:
     return training
 
 
+@pytest.mark.slow
 def test_bytes_are_counted_as_in_simulation(pool: PartyPool) -> None:
     experiment = experiment_for(hansa.DecentralizedSGD())
     simulated = hansa.simulate(experiment.algorithm, experiment.build_task(), **experiment.settings())
@@ -140,7 +146,8 @@ def test_asynchronous_tickets_arrive_without_a_simulated_clock(pool: PartyPool) 
     assert training.history[-1]["loss"] < 0.69
 
 
-def test_a_cancellation_that_the_algorithm_swallows_is_noticed() -> None:
+@in_loop
+async def test_a_cancellation_that_the_algorithm_swallows_is_noticed() -> None:
     async def stubborn(fed: Federation) -> None:
         with contextlib.suppress(BaseException):
             await fed.gather(hansa.build("op", "evaluate"))
@@ -149,15 +156,12 @@ def test_a_cancellation_that_the_algorithm_swallows_is_noticed() -> None:
     async def never(_: Any) -> Any:
         await asyncio.sleep(60)
 
-    async def main() -> None:
-        fed = Federation(range(2), 0, 0, 2)
-        task = asyncio.create_task(complete_async(drive(stubborn(fed), "stubborn"), never))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(AlgorithmError, match="stubborn swallowed the end of its round"):
-            await task
-
-    asyncio.run(main())
+    fed = Federation(range(2), 0, 0, 2)
+    task = asyncio.create_task(complete_async(drive(stubborn(fed), "stubborn"), never))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(AlgorithmError, match="stubborn swallowed the end of its round"):
+        await task
 
 
 def test_the_task_tree_of_the_suite_is_a_valid_experiment() -> None:

@@ -12,21 +12,13 @@ from typer.testing import CliRunner
 
 from hansa.cli import network
 from hansa.cli.app import app
-from hansa.net.aggregator import runtime
 from hansa.net.aggregator.live import Live
 from hansa.net.party import agent as party
-from hansa.net.transport import client
 from hansa.report.diagnosis import grouped
 
+pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64", "prepare": "standardise"}
 NO_MOMENTS = 'ops = ["[!c]*"]'  # all but column-moments
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
 
 
 def joined(league: League, policies: dict[str, str], data: dict[str, Any] | None = None) -> None:
@@ -63,6 +55,7 @@ def test_a_preparation_that_all_refuse_is_asked_once_and_every_reason_is_shown(
     assert "refused: its policy requires a secure sum" in values["party:cid"]["reason"]
 
 
+@pytest.mark.slow
 def test_who_refuses_a_preparation_is_left_out_of_it_and_the_others_go_on(league: League) -> None:
     """With a masked sum one refusal ends an attempt; the next attempt is made without the party that refused."""
     joined(league, {"cid": NO_MOMENTS})

@@ -92,6 +92,7 @@ class Watched:
         return getattr(self._db, name)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("nth", (1, 2, 3))
 @pytest.mark.parametrize("what", ("create", "fsync", "rename", "folder"))
 def test_a_start_that_fails_is_not_taken_for_damage_by_the_next(record: Path, what: str, nth: int) -> None:

@@ -13,19 +13,11 @@ from league import PARTIES, League, samples
 
 from hansa.core import codec
 from hansa.core.op import Reply
-from hansa.net.aggregator import runtime
 from hansa.net.party import agent as party
-from hansa.net.transport import client
 from hansa.net.transport.wire import Receipt, Work
 
+pytestmark = pytest.mark.usefixtures("quick")
 TREE = {"task": {"dataset": "heart", "model": "logistic", "dtype": "float64"}, "run": {"rounds": 2, "quorum": 2}}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
 
 
 def changed(**given: Any) -> Callable[[Reply], Reply]:
@@ -109,6 +101,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Any:
         league.close()
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_reply_is_refused_with_the_reason_and_changes_nothing(
     kind: str, league: League, told: list[Receipt], without: Any, monkeypatch: pytest.MonkeyPatch
@@ -191,8 +184,7 @@ def test_who_says_its_size_late_and_alone_is_drawn_no_more_often(
         return reply, staged
 
     monkeypatch.setattr(party.Worker, "answer", answer)
-    for number, name in enumerate(PARTIES):
-        league.join(name, samples(number))
+    league.join_all()
     settings = {"rounds": 24, "quorum": 1, "cohort_size": 1, "select": "weighted"}
     ended = league.ended(league.submit({**TREE, "run": settings}))
     assert ended["status"] == "finished" and len(asked) == 2, ended["reason"]

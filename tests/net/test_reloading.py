@@ -75,6 +75,7 @@ def job(league: League, steps: int = 1, rounds: int = 1) -> str:
     return league.submit(tree, min_parties=1)
 
 
+@pytest.mark.slow
 def test_a_party_takes_a_new_policy_and_refuses_a_bad_one(ann: tuple[League, JoinedParty]) -> None:
     league, party = ann
     assert league.ended(job(league))["status"] == "finished"
@@ -101,6 +102,7 @@ def test_a_party_takes_a_new_policy_and_refuses_a_bad_one(ann: tuple[League, Joi
     assert party.record()[1]["at_restart"] == ["device"] and len(party.record()[1]["sha256"]) == 64
 
 
+@pytest.mark.slow
 def test_an_ask_under_way_finishes_under_the_policy_with_which_it_began(ann: tuple[League, JoinedParty]) -> None:
     league, party = ann
     for _ in range(20):

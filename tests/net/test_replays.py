@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from league import PARTIES, SPOKEN, Answered, Asked, Caller, League, draft, samples
+from league import PARTIES, SPOKEN, Answered, Asked, Caller, League, draft, logistic_task
 
 import hansa
 from hansa.core import codec
-from hansa.experiment.tasks import make_model
 from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport import client as clients
 from hansa.net.transport.client import Client
@@ -76,11 +75,6 @@ class Taped:
     def __init__(self, league: League, ask: Asked, caller: Caller) -> None:
         self.put = recorded(caller, "PUT", f"{ask.path}/parts/{BLOB.digest}?at=0", DATA, ask.about)
         self.reply = recorded(caller, "POST", f"{ask.path}/reply", pack(caller.signed(ask, draft(BLOB))), ask.about)
-
-
-@pytest.fixture
-def ann(league: League) -> Caller:
-    return league.enrolled("ann")
 
 
 @pytest.fixture
@@ -218,6 +212,7 @@ def test_chunks_doubled_and_in_any_order_give_the_bytes_or_nothing(league: Leagu
     assert league.aggregator.blobs.path(BLOB.digest).read_bytes() == DATA
 
 
+@pytest.mark.slow
 def test_a_request_with_any_byte_changed_is_refused_or_means_the_same(league: League, ann: Caller) -> None:
     ask = league.ask()
     tape = Taped(league, ask, ann)
@@ -243,12 +238,10 @@ def test_a_request_with_any_byte_changed_is_refused_or_means_the_same(league: Le
 
 
 def simulated(**run: Any) -> Any:
-    parties = [samples(k)[0] for k in range(3)]
-    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy", parties, names=list(PARTIES),
-                      classes=2)  # fmt: skip
-    return hansa.simulate(hansa.build("algorithm", "scaffold"), task, engine="reference", **run).saved_model()
+    return hansa.simulate(hansa.Scaffold(), logistic_task(), engine="reference", **run).saved_model()
 
 
+@pytest.mark.slow
 def test_a_job_whose_every_request_comes_twice_or_more_ends_with_the_same_bits(
     found: Callable[..., League], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -268,8 +261,7 @@ def test_a_job_whose_every_request_comes_twice_or_more_ends_with_the_same_bits(
 
     monkeypatch.setattr(Client, "_attempt", again)
     monkeypatch.setattr(clients, "LEAST", 0.02)
-    for name in PARTIES:
-        league.join(name, samples(PARTIES.index(name)))
+    league.join_all()
     job = league.submit({"task": TASK, "algorithm": "scaffold", "run": {"rounds": 4}})
     ended = league.ended(job)
     assert ended["status"] == "finished" and all(line["members"] == list(PARTIES) for line in ended["rounds"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, PATIENCE, Asked, League, Signer, draft, notary, samples
+from league import PARTIES, PATIENCE, Asked, League, Signer, draft, logistic_task, notary, samples
 
 import hansa
 from hansa.core import codec
@@ -22,25 +22,16 @@ from hansa.core.round_record import Record
 from hansa.core.runtime import Open
 from hansa.data.describe import Description
 from hansa.data.prepare import ApplyStandardise, ColumnMoments
-from hansa.experiment.tasks import make_model
 from hansa.local import SGD
-from hansa.net.aggregator import runtime
 from hansa.net.aggregator.asks import give_up, open_ask, store_answer, take_ticket
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import TaskQueue
 from hansa.net.aggregator.runtime import NetworkRuntime
-from hansa.net.transport import client
 from hansa.net.transport.wire import Answer, Blob
 
+pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
 
 
 def tree(algorithm: Any = "fedavg", task: dict[str, Any] | None = None, **run: Any) -> dict[str, Any]:
@@ -48,20 +39,12 @@ def tree(algorithm: Any = "fedavg", task: dict[str, Any] | None = None, **run: A
 
 
 def simulated(data: list[Any] | None = None, absent: Any = None, algorithm: Any = "fedavg", **run: Any) -> Any:
-    parties = data or [samples(k)[0] for k in range(3)]
-    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy", parties, names=list(PARTIES),
-                      classes=2)  # fmt: skip
-    given = {"rounds": 2, **run}
-    return hansa.simulate(build("algorithm", algorithm), task, engine="reference", absent=absent, **given).saved_model()
+    task, method = logistic_task(data), build("algorithm", algorithm)
+    return hansa.simulate(method, task, engine="reference", absent=absent, **{"rounds": 2, **run}).saved_model()
 
 
 def same(a: Any, b: Any) -> bool:
     return codec.encode(a) == codec.encode(b)
-
-
-def join(league: League, *names: str) -> None:
-    for name in names:
-        league.join(name, samples(PARTIES.index(name)))
 
 
 class Gate:
@@ -103,7 +86,7 @@ def without(party: int, rounds: range = range(99)) -> Callable[[int, int], bool]
 
 
 def test_a_round_closes_at_its_deadline_with_those_who_answered(league: League, silent: set[int]) -> None:
-    join(league, "ann", "bob")
+    league.join_all("ann", "bob")
     league.enrolled("cid")  # it is connected and does not answer
     silent.add(2)
     job = league.submit(tree(deadline=0.4, quorum=2))
@@ -116,7 +99,7 @@ def test_a_round_closes_at_its_deadline_with_those_who_answered(league: League, 
 
 
 def test_a_round_without_its_quorum_is_empty_and_leaves_the_model_as_it_was(league: League, silent: set[int]) -> None:
-    join(league, "ann", "bob")
+    league.join_all("ann", "bob")
     league.enrolled("cid")
     silent.add(2)
     job = league.submit(tree(deadline=0.4, quorum=3))
@@ -131,7 +114,7 @@ def test_a_round_without_its_quorum_is_empty_and_leaves_the_model_as_it_was(leag
 
 
 def test_over_selection_closes_a_round_with_the_first_to_answer(league: League) -> None:
-    join(league, "ann", "bob")
+    league.join_all("ann", "bob")
     cid = league.enrolled("cid")
     job = league.submit(tree(cohort_size=2, over_select=0.5), min_parties=3)
     key = (job, 0, "describe", 0)
@@ -154,7 +137,7 @@ def described(league: League) -> Answer:
 
 def test_a_party_that_goes_silent_is_given_up_after_a_while(found: Callable[..., League], leaving: set[int]) -> None:
     league = found(absent_after=1.0)
-    join(league, "ann", "bob")
+    league.join_all("ann", "bob")
     league.enrolled("cid")
     job = league.submit(tree(quorum=2), min_parties=3)
     league.until(lambda: league.queue.find(2, (job, 0, "describe", 0)) is not None)
@@ -167,11 +150,11 @@ def test_a_party_that_goes_silent_is_given_up_after_a_while(found: Callable[...,
 
 
 def test_a_late_joiner_learns_what_the_others_did_and_answers_rightly(league: League, gate: Gate) -> None:
-    join(league, "ann", "bob")
+    league.join_all("ann", "bob")
     gate.after(2)
     job = league.submit(tree(task={**TASK, "prepare": "standardise"}, rounds=4), min_parties=2)
     gate.held()
-    join(league, "cid")
+    league.join_all("cid")
     gate.open()
     ended = league.ended(job)
     assert [line["members"] for line in ended["rounds"]] == [["ann", "bob"]] * 2 + [list(PARTIES)] * 2
@@ -204,19 +187,19 @@ def standardised(xs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_a_party_that_drops_and_comes_back_goes_on_with_its_memory(league: League, gate: Gate) -> None:
-    join(league, *PARTIES)
+    league.join_all()
     gate.after(1)
     job = league.submit(tree("scaffold", rounds=3))
     gate.held()
     league.members["cid"].leave()
-    join(league, "cid")
+    league.join_all("cid")
     gate.open()
     assert league.ended(job)["status"] == "finished"
     assert same(league.model(job), simulated(algorithm="scaffold", rounds=3))
 
 
 def test_a_job_is_stopped_while_it_waits(league: League) -> None:
-    join(league, "ann", "bob")
+    league.join_all("ann", "bob")
     cid = league.enrolled("cid")
     job = league.submit(tree())
     key = (job, 0, "describe", 0)
@@ -239,12 +222,13 @@ def test_a_job_that_waits_for_its_turn_can_be_stopped_too(found: Callable[..., L
     third = league.submit(tree())
     assert league.operator.stop(first)
     assert league.ended(first)["status"] == "stopped"
-    join(league, *PARTIES)
+    league.join_all()
     assert league.operator.wait(third)["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_do_not_touch_each_other(league: League) -> None:
-    join(league, *PARTIES)
+    league.join_all()
     jobs = [league.submit(tree("scaffold", rounds=3, seed=seed)) for seed in (1, 2)]
     for job, seed in zip(jobs, (1, 2), strict=True):
         assert league.ended(job)["status"] == "finished"
@@ -252,7 +236,7 @@ def test_two_jobs_at_once_do_not_touch_each_other(league: League) -> None:
 
 
 def test_a_party_that_is_revoked_in_the_middle_is_not_waited_for(league: League, gate: Gate) -> None:
-    join(league, *PARTIES)
+    league.join_all()
     gate.after(1)
     job = league.submit(tree(rounds=3))
     gate.held()
@@ -268,7 +252,7 @@ def test_a_party_that_is_revoked_in_the_middle_is_not_waited_for(league: League,
 def test_a_job_goes_on_after_a_restart_though_a_party_was_invited_meanwhile(
     league: League, gate: Gate, algorithm: str
 ) -> None:
-    join(league, *PARTIES)
+    league.join_all()
     gate.after(1)
     job = league.submit(tree(algorithm, rounds=3))
     gate.held()
@@ -284,7 +268,7 @@ def test_a_job_goes_on_after_a_restart_though_a_party_was_invited_meanwhile(
 
 
 def test_nothing_of_an_ended_job_stays_but_its_model_and_its_record(league: League) -> None:
-    join(league, *PARTIES)
+    league.join_all()
     job = league.submit(tree(rounds=3))
     ended = league.ended(job)
     assert list(league.aggregator.blobs) == [ended["model"]]
@@ -350,7 +334,7 @@ def test_an_asynchronous_job_goes_on_without_a_party_that_has_gone(
     found: Callable[..., League], gate: Gate, refill: str, leaving: set[int]
 ) -> None:
     league = found(absent_after=0.5)
-    join(league, *PARTIES)
+    league.join_all()
     gate.after(1)
     job = league.submit(tree({"name": "fedbuff", "buffer": 2, "refill": refill}, rounds=4))
     gate.held()

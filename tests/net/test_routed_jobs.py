@@ -9,29 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, PATIENCE, League, samples
+from league import PARTIES, PATIENCE, League, logistic_task, memory, samples
 
 import hansa
-from hansa.core import codec
 from hansa.core.op import Memory
-from hansa.experiment.tasks import make_model
-from hansa.net.aggregator import runtime
 from hansa.net.aggregator.asks import WHERE
 from hansa.net.aggregator.blobs import Blobs
-from hansa.net.transport import certificates, client
+from hansa.net.transport import certificates
 from hansa.net.transport.wire import Work
 from hansa.testing import same_bits
 
+pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 LOCAL = {"name": "sgd", "lr": 0.2, "steps": 2, "batch": 5}
 ROUNDS = 3
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
 
 
 def tree(**run: Any) -> dict[str, Any]:
@@ -40,16 +31,8 @@ def tree(**run: Any) -> dict[str, Any]:
 
 
 def simulated(absent: Callable[[int, int], bool] | None = None, rounds: int = ROUNDS) -> hansa.Result:
-    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy",
-                      [samples(k)[0] for k in range(3)], names=list(PARTIES), classes=2)  # fmt: skip
     algorithm = hansa.DecentralizedSGD(local=hansa.SGD(lr=0.2, steps=2, batch=5), topology="complete")
-    return hansa.simulate(algorithm, task, engine="reference", rounds=rounds, absent=absent)
-
-
-def joined(league: League, policy: Callable[[str], str] = lambda name: "") -> League:
-    for k, name in enumerate(PARTIES):
-        league.join(name, samples(k), policy(name))
-    return league
+    return hansa.simulate(algorithm, logistic_task(), engine="reference", rounds=rounds, absent=absent)
 
 
 def ended(league: League, **run: Any) -> dict[str, Any]:
@@ -86,16 +69,8 @@ def too_late(league: League, name: str, silent: set[int]) -> Callable[[Work], No
     return wait
 
 
-def memory(league: League, name: str, job: str) -> Memory:
-    """The party's latest memory of a job."""
-    folder = league.folder / "homes" / name / "memory" / job
-    path = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns)
-    tree: Memory = codec.decode(path.read_bytes()[:-32])
-    return tree
-
-
 def test_a_deployed_job_has_the_bits_and_the_bytes_of_its_simulation(found: Callable[..., League]) -> None:
-    league, reference = joined(found()), simulated()
+    league, reference = found().join_all(), simulated()
     done = ended(league)
     assert same_bits(league.model(done["id"]), reference.saved_model())
     for line, expected in zip(done["rounds"], reference.history, strict=True):
@@ -106,11 +81,12 @@ def test_a_deployed_job_has_the_bits_and_the_bytes_of_its_simulation(found: Call
         assert torch.equal(memory(league, name, done["id"])["gossip/w"], reference.memories[k]["gossip/w"])
 
 
+@pytest.mark.slow
 def test_the_aggregator_never_gets_the_models_that_parties_send(
     found: Callable[..., League], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models of earlier rounds are only sent to neighbours; those after the last round are read for the average."""
-    league, uploads = joined(found()), list[bytes]()
+    league, uploads = found().join_all(), list[bytes]()
     append = Blobs.append
 
     def recorded(self: Blobs, owner: str, digest: str, at: int, data: bytes, limit: int) -> int:
@@ -129,12 +105,13 @@ def test_the_aggregator_never_gets_the_models_that_parties_send(
     assert seen(3) == [True] * 3  # the search finds what was sent in the clear
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["route-keys", "route-send"])
 def test_a_party_that_leaves_before_its_message_keeps_its_model(
     op: str, found: Callable[..., League], silent: set[int]
 ) -> None:
     """It leaves before its key, or between its key and its message. Its neighbours keep the weight of its model."""
-    league = joined(found())
+    league = found().join_all()
     before(league, "cid", op, 1, too_late(league, "cid", silent))
     done = ended(league, deadline=1.0, quorum=0.6)
     reference = simulated(absent=lambda party, round: (party, round) == (2, 1))
@@ -144,10 +121,11 @@ def test_a_party_that_leaves_before_its_message_keeps_its_model(
     assert [line["asked"] for line in done["rounds"]] == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_a_party_that_leaves_after_its_message_keeps_its_model_and_the_others_use_it(
     found: Callable[..., League], silent: set[int]
 ) -> None:
-    league = joined(found())
+    league = found().join_all()
     models = list[Memory]()
 
     def leave(work: Work) -> None:
@@ -165,11 +143,12 @@ def test_a_party_that_leaves_after_its_message_keeps_its_model_and_the_others_us
     assert "gossip/delta" in staged  # its training of the round, which the next round would replace
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("op", ["route-keys", "route-send", "route-receive"])
 def test_an_aggregator_that_restarts_in_the_middle_of_a_route_gives_the_same_bits(
     op: str, found: Callable[..., League]
 ) -> None:
-    league, reached, go_on = joined(found()), threading.Event(), threading.Event()
+    league, reached, go_on = found().join_all(), threading.Event(), threading.Event()
 
     def wait(work: Work) -> None:
         reached.set()
@@ -186,9 +165,10 @@ def test_an_aggregator_that_restarts_in_the_middle_of_a_route_gives_the_same_bit
     assert same_bits(league.model(job), simulated().saved_model())
 
 
+@pytest.mark.slow
 def test_a_party_that_forgets_its_keys_declines_and_the_others_go_on(found: Callable[..., League]) -> None:
     """Its memory is lost between its key and its message."""
-    league = joined(found())
+    league = found().join_all()
     home = league.folder / "homes" / "cid" / "memory"
 
     def forget(work: Work) -> None:
@@ -201,9 +181,10 @@ def test_a_party_that_forgets_its_keys_declines_and_the_others_go_on(found: Call
     assert [line["replies"] for line in done["rounds"]] == [3, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_party_accepts_messages_of_its_pinned_peers_alone(found: Callable[..., League]) -> None:
     """Ann names bob, not cid. She neither seals for cid nor opens what it sends."""
-    league = joined(found())
+    league = found().join_all()
     fingerprint = certificates.fingerprint((league.folder / "homes" / "bob" / "cert.pem").read_bytes())
     league.members["ann"].leave()
     league.join("ann", samples(0), f'[peers]\nbob = "{fingerprint}"')
@@ -218,7 +199,7 @@ def test_a_party_accepts_messages_of_its_pinned_peers_alone(found: Callable[...,
 
 @pytest.mark.parametrize("floor", ["secure = true", "active = true"])
 def test_a_party_that_requires_secure_sums_sends_no_messages(floor: str, found: Callable[..., League]) -> None:
-    league = joined(found(), lambda name: f"[privacy]\n{floor}" if name == "bob" else "")
+    league = found().join_all(bob=f"[privacy]\n{floor}")
     done = league.ended(league.submit(tree(rounds=1, quorum=0.6), min_parties=3))
     (line,) = done["rounds"]
     assert "sends messages to other parties" in line["missing"]["bob"]

@@ -20,10 +20,8 @@ from hansa.core.algorithm import Problem
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.params import Params
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
-from hansa.net.aggregator import runtime, sessions
+from hansa.net.aggregator import sessions
 from hansa.net.aggregator.sessions import Mailboxes
-from hansa.net.party import post
-from hansa.net.transport import client
 from hansa.net.transport.wire import Exchanged, Letter, SessionCall, Work, pack
 from hansa.testing import same_bits
 
@@ -33,13 +31,8 @@ SIGN = 3.25  # a number in every message, whose bytes the aggregator must not se
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def unstarted(quick: None) -> None:
     STARTED.clear()
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
-    monkeypatch.setattr(sessions, "LOOK", 0.02)
-    monkeypatch.setattr(post, "LOOK", 0.05)
 
 
 @register("test-ring")
@@ -107,18 +100,12 @@ def simulated(rounds: int = 3) -> hansa.Result:
     return hansa.simulate(Ringing(), task, rounds=rounds)
 
 
-def joined(league: League, policy: Callable[[str], str] = lambda name: "") -> League:
-    for k, name in enumerate(PARTIES):
-        league.join(name, samples(k), policy(name))
-    return league
-
-
 def slots(league: League, job: str) -> Any:
     return league.model(job)["payload"]["last"]  # type: ignore[call-overload]
 
 
 def test_a_deployed_session_has_the_bits_and_bytes_of_its_simulation(league: League) -> None:
-    joined(league)
+    league.join_all()
     done, reference = league.ended(league.submit(tree(), min_parties=3)), simulated()
     assert done["status"] == "finished", done["reason"]
     assert same_bits(slots(league, done["id"]), reference.state.slots["last"])
@@ -137,7 +124,7 @@ def test_the_aggregator_sees_sizes_alone(league: League, monkeypatch: pytest.Mon
         return await serve(self, party, request)
 
     monkeypatch.setattr(Mailboxes, "serve", watched)
-    joined(league)
+    league.join_all()
     done = league.ended(league.submit(tree(1), min_parties=3))
     assert done["status"] == "finished"
     plain = torch.full((2,), SIGN, dtype=torch.float64).numpy().tobytes()
@@ -164,6 +151,7 @@ def renumbered(letter: Letter, earlier: list[Letter]) -> Letter:
     return Letter(letter.party, letter.number, letter.data[:12] + earlier[0].data[12:])
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("lie", [flipped, replayed, shortened, renumbered])
 def test_a_message_that_the_aggregator_changed_is_refused(
     league: League, monkeypatch: pytest.MonkeyPatch, lie: Callable[[Letter, list[Letter]], Letter]
@@ -178,7 +166,7 @@ def test_a_message_that_the_aggregator_changed_is_refused(
         return await serve(self, party, request)
 
     monkeypatch.setattr(Mailboxes, "serve", lying)
-    joined(league)
+    league.join_all()
     done = league.ended(league.submit(tree(1), min_parties=3))
     line = done["rounds"][0]
     assert "empty" in line and line["missing"]["bob"].startswith("message 2 of party 0 cannot be used")
@@ -207,6 +195,7 @@ def failing(league: League, name: str, round: int, error: Callable[[], BaseExcep
     return failed
 
 
+@pytest.mark.slow
 def test_a_party_that_fails_in_the_middle_comes_back_and_the_session_is_repeated(
     league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +209,7 @@ def test_a_party_that_fails_in_the_middle_comes_back_and_the_session_is_repeated
         return await serve(self, party, request)
 
     monkeypatch.setattr(Mailboxes, "serve", watched)
-    joined(league)
+    league.join_all()
     failed = failing(league, "bob", 1, lambda: OSError(errno.ENOSPC, "the disk is full"))
     done = league.ended(league.submit(tree(), min_parties=3))
     assert done["status"] == "finished" and failed, done["reason"]
@@ -231,8 +220,9 @@ def test_a_party_that_fails_in_the_middle_comes_back_and_the_session_is_repeated
     assert same_bits(slots(league, done["id"]), simulated().state.slots["last"])
 
 
+@pytest.mark.slow
 def test_an_aggregator_that_restarts_in_the_middle_repeats_the_session(league: League) -> None:
-    joined(league)
+    league.join_all()
     reached = list[int]()
 
     def wrap(work: Work, office: Any) -> Any:
@@ -254,7 +244,7 @@ def test_an_aggregator_that_restarts_in_the_middle_repeats_the_session(league: L
 
 
 def test_a_party_that_declines_ends_the_session_for_all(league: League) -> None:
-    joined(league, lambda name: 'ops = ["route-keys"]' if name == "bob" else "")
+    league.join_all(bob='ops = ["route-keys"]')
     done = league.ended(league.submit(tree(1), min_parties=3))
     missing = done["rounds"][0]["missing"]
     assert missing["bob"] == "its policy does not accept the op 'route-session'"
@@ -266,7 +256,7 @@ def test_a_party_that_never_comes_back_is_named(
     found: Callable[..., League], leaving: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "HELD", 0.1)  # a held request is a contact, and the parties below are soon absent
-    league = joined(found(absent_after=0.5))
+    league = found(absent_after=0.5).join_all()
     gone: list[bool] = []
 
     def wrap(work: Work, office: Any) -> Any:

@@ -141,6 +141,7 @@ def test_every_ask_of_a_sum_can_be_repeated_by_a_party_that_started_again(homes:
     assert np.allclose(found.sums["sum"].numpy(), x.sum(0), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_thief_in_the_middle_of_a_sum_can_unmask_it_and_a_thief_after_it_cannot(homes: Homes, tmp_path: Path) -> None:
     homes.sum(until="secure-unmask")
     middle = tmp_path / "middle"

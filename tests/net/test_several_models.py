@@ -59,6 +59,7 @@ def reference(*assigned: str, parties: Any = (0, 1, 2), rounds: int = 2) -> hans
     return hansa.simulate(METHOD, task, rounds=rounds, seed=3, eval_parties=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [(), ("large", "large", "small")], ids=["in turn", "own choice"])
 def test_a_job_gives_the_bits_of_the_simulation_and_sends_public_samples_once(
     choice: tuple[str, ...], league: League, monkeypatch: pytest.MonkeyPatch
@@ -85,6 +86,7 @@ def test_a_job_gives_the_bits_of_the_simulation_and_sends_public_samples_once(
     assert len(list((league.folder / "homes" / "ann" / "public").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_no_parameter_of_a_party_s_model_is_in_any_message(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read all that passed the aggregator: every message to a party, and every reply."""
     monkeypatch.setattr(Blobs, "discard", lambda self, digest: None)
@@ -104,6 +106,7 @@ def test_no_parameter_of_a_party_s_model_is_in_any_message(league: League, monke
             assert len(w) > 5 and not any(number.tobytes() in wire for number in w.numpy() if number)
 
 
+@pytest.mark.slow
 def test_a_party_that_leaves_and_comes_back_keeps_its_model(league: League) -> None:
     joined(league)
     job = submit(league, run={"rounds": 12})
@@ -120,6 +123,7 @@ def test_a_party_that_leaves_and_comes_back_keeps_its_model(league: League) -> N
         ]
 
 
+@pytest.mark.slow
 def test_parties_refuse_what_their_owners_did_not_allow_and_the_others_go_on(found: Callable[..., League]) -> None:
     size = codec.size({"x": PUBLIC})
     for policy, sentence in (

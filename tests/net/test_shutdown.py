@@ -9,13 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import uvloop
-from league import PARTIES, PATIENCE, SPOKEN, Asked, Caller, League, draft, samples
+from league import PARTIES, PATIENCE, SPOKEN, Asked, Caller, League, draft, until
 
 from hansa.net.aggregator.federation import init
 from hansa.net.aggregator.jobs import REST
@@ -48,13 +47,6 @@ def ended(league: League) -> None:
 
 def held(league: League) -> float:
     return league.aggregator.metrics.registry.get_sample_value("hansa_held_polls") or 0.0
-
-
-def until(found: object) -> None:
-    end = time.monotonic() + PATIENCE
-    while not found():  # type: ignore[operator]
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_questions_that_are_held_are_answered_with_when_to_come_back(league: League) -> None:
@@ -125,11 +117,11 @@ def test_an_upload_that_does_not_end_does_not_hold_up_the_end(tmp_path: Path) ->
     ended(league)
 
 
+@pytest.mark.slow
 def test_a_job_comes_to_rest_and_goes_on(tmp_path: Path) -> None:
     league = League(tmp_path / "league")
     tree = {"task": {"parties": ["x"], "model": "logistic"}, "algorithm": {"name": "fedavg"}, "run": {"rounds": 30}}
-    for party, name in enumerate(PARTIES):
-        league.join(name, samples(party))
+    league.join_all()
     job = league.submit(tree)
     until(lambda: len(league.shown(job)["rounds"]) >= 2)
     league.stop()
@@ -139,6 +131,7 @@ def test_a_job_comes_to_rest_and_goes_on(tmp_path: Path) -> None:
     league.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_told_to_end_does_so_with_0_and_told_twice_does_so_at_once(tmp_path: Path) -> None:
     init(tmp_path / "heart", "heart", ["ann"], ["127.0.0.1"], 0)
     config = tmp_path / "heart" / "federation.toml"

@@ -16,23 +16,13 @@ from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.registry import to_config
 from hansa.experiment.config import parse
 from hansa.models.dense import Logistic
-from hansa.net.aggregator import runtime, sessions
-from hansa.net.party import post
 from hansa.net.party.samples import read_samples
-from hansa.net.transport import client
 
 pytest.importorskip("rbcl")
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
 HOLDER, PEOPLE, COMMON = 1, 12, 10
 Table = list[list[Any]]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
-    monkeypatch.setattr(sessions, "LOOK", 0.02)
-    monkeypatch.setattr(post, "LOOK", 0.05)
 
 
 def tables() -> list[Table]:

@@ -19,29 +19,18 @@ from hansa.core.gateway import TableRows
 from hansa.core.op import Memory
 from hansa.core.registry import to_config
 from hansa.models.dense import TwoNN
-from hansa.net.aggregator import runtime, sessions
-from hansa.net.party import post
 from hansa.net.party.samples import PartySamples
 from hansa.net.party.vault_lines import read_vault
-from hansa.net.transport import client
 from hansa.net.transport.wire import Work
 from hansa.testing import same_bits
 
+pytestmark = pytest.mark.usefixtures("quick")
 WIDTHS, HOLDER, PEOPLE, ROUNDS = (2, 4, 1), 1, 40, 2
 BOTTOM, MIDDLE = TwoNN(hidden=4, outputs=3), TwoNN(hidden=3, outputs=2)
 SHAPES: dict[str, dict[str, Any]] = {
     "vertical": {},
     "u": {"columns": (HOLDER,), "middle": MIDDLE, "middle_at": 2},
 }
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
-    monkeypatch.setattr(sessions, "LOOK", 0.02)
-    monkeypatch.setattr(post, "LOOK", 0.05)
 
 
 def rows(party: int, test: bool = False) -> TableRows:
@@ -58,7 +47,7 @@ def algorithm(**fields: Any) -> Split:
     return Split(**{**plain, **fields})
 
 
-def tree(own: Split) -> dict[str, Any]:
+def tree(own: Any) -> dict[str, Any]:
     table = {"dataset": "heart", "loss": "cross_entropy", "dtype": "float64"}
     return {"task": table, "partition": "columns", "algorithm": to_config(own), "run": {"rounds": ROUNDS, "seed": 3}}
 
@@ -68,7 +57,7 @@ def join(league: League, policy: Callable[[str], str] = lambda name: "matches = 
         league.join(name, PartySamples(rows(number), rows(number, True)), policy(name))
 
 
-def simulated(own: Split) -> hansa.Result:
+def simulated(own: Any) -> hansa.Result:
     train, test = ([rows(party, late) for party in range(3)] for late in (False, True))
     task = hansa.Task(None, "cross_entropy", [each[:2] for each in train], None, [each[:2] for each in test],
                       list(PARTIES), 2, ids=[each.ids for each in train],
@@ -97,6 +86,7 @@ def check_equal(league: League, done: dict[str, Any], reference: hansa.Result) -
             assert any(same_bits(own, each) for each in deployed_pieces(league, name, done["id"]))
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_deployed_job_has_the_bits_of_its_simulation(league: League, shape: str) -> None:
     join(league)
@@ -105,6 +95,7 @@ def test_a_deployed_job_has_the_bits_of_its_simulation(league: League, shape: st
     check_equal(league, done, simulated(own))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("match", ["same", "psi"])
 def test_rules_approve_a_split_job_and_every_ask_of_it_is_in_its_manifest(league: League, match: Any) -> None:
     if match == "psi":
@@ -130,6 +121,7 @@ def test_the_aggregator_stores_no_activation_gradient_piece_or_label(league: Lea
     assert b"train_loss" in stored  # what it does store was read
 
 
+@pytest.mark.slow
 def test_a_party_that_loses_its_work_in_the_middle_repeats_the_round(league: League) -> None:
     join(league)
     failed = list[int]()
@@ -155,6 +147,7 @@ def test_a_party_that_loses_its_work_in_the_middle_repeats_the_round(league: Lea
         assert read_vault(league.members[name].store.folder).count()["train"] == ROUNDS + 1
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [

@@ -18,6 +18,8 @@ from hansa.net.party.samples import PartySamples
 from hansa.net.people_scores import predict_people, read_ids
 from hansa.net.transport.client import Refusal
 
+pytestmark = pytest.mark.slow
+
 ASKED = ["Train 3", "test 5", "train  7", "nobody"]
 OPEN = "matches = 100\nscores = true"
 

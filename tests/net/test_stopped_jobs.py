@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from league import PARTIES, League, samples
+from league import League, logistic_task, samples
 
 import hansa
 from hansa.core import codec
 from hansa.core.errors import ConfigError
 from hansa.experiment.config import parse
-from hansa.experiment.tasks import make_model
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64", "party_test": 0.25}
 RUN = {"rounds": 6, "seed": 4, "metric": "loss", "patience": 2, "min_delta": 0.001, "keep": "best"}
@@ -19,15 +18,13 @@ LOCAL = {"name": "sgd", "lr": 3.0}
 
 
 def test_a_job_stops_early_and_keeps_the_best_model_as_the_simulation_does(league: League) -> None:
-    for k, name in enumerate(PARTIES):
-        league.join(name, samples(k), "")
+    league.join_all()
     tree = {"task": TASK, "run": RUN, "algorithm": {"name": "fedavg", "local": LOCAL}}
     ended = league.ended(job := league.submit(tree))
     assert ended["status"] == "finished", ended["reason"]
     experiment = parse(tree)
     pairs = hansa.experiment.tasks.hold_out([samples(k)[0] for k in range(3)], 0.25, 4)
-    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy", pairs[0], party_tests=pairs[1],
-                      names=PARTIES, classes=2)  # fmt: skip
+    task = logistic_task(pairs[0], party_tests=pairs[1])
     wanted = hansa.simulate(experiment.algorithm, task, **{**experiment.settings(), "engine": "reference"})
     assert codec.encode(league.model(job)) == codec.encode(wanted.saved_model())
     assert json.loads(ended["summary"])["kept_round"] == wanted.summary["kept_round"] < wanted.summary["rounds"]

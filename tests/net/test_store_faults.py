@@ -22,17 +22,16 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, PATIENCE, Asked, Caller, League, draft, samples
+from league import PARTIES, PATIENCE, Asked, Caller, League, draft, logistic_task
 
 import hansa
 from hansa.core import codec, disk
 from hansa.core import crash_points as points
 from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.registry import build
-from hansa.experiment.tasks import make_model
 from hansa.net.aggregator import blobs as blobs_module
 from hansa.net.aggregator import job as one_job
-from hansa.net.aggregator import jobs, runtime
+from hansa.net.aggregator import jobs
 from hansa.net.aggregator.blobs import Blobs, Damaged
 from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.job_records import discard
@@ -44,7 +43,7 @@ from hansa.net.local import free_port
 from hansa.net.party import agent as party
 from hansa.net.party.receipts import Receipts
 from hansa.net.party.store import PartyMemory, PartyStore
-from hansa.net.transport import certificates, client, keys
+from hansa.net.transport import certificates, keys
 from hansa.net.transport.signing import About
 from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import Blob, Enrolment, pack
@@ -54,10 +53,7 @@ TREE = {"task": TASK, "algorithm": "fedavg", "run": {"rounds": 2}}
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
+def unobserved(quick: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(party, "PAUSE", 0.05)
     monkeypatch.setattr(one_job, "PAUSE", 0.05)
     monkeypatch.setattr(jobs, "PAUSE", 0.05)
@@ -195,10 +191,10 @@ def test_uploads_leave_the_last_of_the_disk_to_the_record(found: Callable[..., L
         Serve(min_free=-1)
 
 
+@pytest.mark.slow
 def test_a_job_goes_through_random_faults_to_the_same_bits(found: Callable[..., League]) -> None:
     league = found(absent_after=60.0)
-    for name in PARTIES:
-        league.join(name, samples(PARTIES.index(name)))
+    league.join_all()
     chance, faults, refused = random.Random(3), list[str](), list[str]()
 
     def failing(what: str, path: Path, *more: Any) -> None:
@@ -233,15 +229,13 @@ def submitted(league: League) -> str:
 
 
 def simulated() -> Any:
-    parties = [samples(k)[0] for k in range(3)]
-    task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy", parties, names=list(PARTIES),
-                      classes=2)  # fmt: skip
-    return hansa.simulate(build("algorithm", "fedavg"), task, engine="reference", rounds=2).saved_model()
+    return hansa.simulate(build("algorithm", "fedavg"), logistic_task(), engine="reference", rounds=2).saved_model()
 
 
 # No more open files
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limits of another process can be set on Linux alone")
 def test_an_aggregator_without_open_files_says_so_and_goes_on_when_it_has_some(tmp_path: Path) -> None:
     """A real process that from some moment on gets no more file descriptors from the kernel."""
@@ -349,8 +343,7 @@ def test_blobs_that_are_verified_ahead_come_in_order_each_with_its_own_fate(
 def test_a_reply_that_was_damaged_before_it_was_fused_is_not_fused_and_the_round_says_so(
     league: League, harm: Callable[[Path], Path]
 ) -> None:
-    for name in PARTIES:
-        league.join(name, samples(PARTIES.index(name)))
+    league.join_all()
     done: list[str] = []
 
     def reached(name: str) -> None:
@@ -372,8 +365,7 @@ def test_a_reply_that_was_damaged_before_it_was_fused_is_not_fused_and_the_round
 def test_a_job_whose_checkpoint_is_damaged_fails_and_names_the_file(
     league: League, harm: Callable[[Path], Path]
 ) -> None:
-    for name in PARTIES:
-        league.join(name, samples(PARTIES.index(name)))
+    league.join_all()
     held = threading.Event()
 
     def reached(name: str) -> None:
@@ -398,8 +390,7 @@ def test_a_job_whose_checkpoint_is_damaged_fails_and_names_the_file(
 
 @HARM
 def test_a_model_that_is_damaged_is_not_pulled(league: League, tmp_path: Path, harm: Callable[[Path], Path]) -> None:
-    for name in PARTIES:
-        league.join(name, samples(PARTIES.index(name)))
+    league.join_all()
     ended = league.ended(league.submit(TREE))
     harm(league.aggregator.blobs.path(ended["model"]))
     with pytest.raises(DataError, match=f"the model of {ended['id']} is damaged at the aggregator"):
@@ -415,8 +406,7 @@ def test_a_job_whose_own_samples_are_damaged_fails_and_names_the_file(
     data = codec.encode({"test": None, "trusted": None, "classes": 2, "loss": "cross_entropy"})
     digest, size = blobs.put([data])
     harm(blobs.path(digest))
-    for name in PARTIES:
-        league.join(name, samples(PARTIES.index(name)))
+    league.join_all()
     ended = league.ended(league.runner.submit(jobs.Order("job", TREE, Blob(digest, size))))
     assert ended["status"] == "failed"
     assert f"samples of {ended['id']} cannot be read: the file " in ended["reason"] and digest in ended["reason"]
@@ -611,10 +601,10 @@ def test_an_aggregator_refuses_to_start_on_a_disk_that_cannot_be_written(tmp_pat
         disk.observe(None)
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("what", ("mkdir", "create", "write", "fsync", "folder"))
 def test_a_party_whose_disk_is_full_keeps_its_receipt_when_there_is_room_and_goes_on(league: League, what: str) -> None:
-    for name in PARTIES:
-        league.join(name, samples(PARTIES.index(name)))
+    league.join_all()
     kept = league.folder / "homes" / "ann" / "receipts"
     fault = Faulty(kept, errno.ENOSPC, what, 3)
     ended = league.ended(league.submit(TREE))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from league import PARTIES, League
+from league import PARTIES, League, tensors
 
 import hansa
 from hansa.artifacts import saved_model
@@ -22,23 +22,15 @@ from hansa.core.errors import DataError
 from hansa.core.op import Reply
 from hansa.data.table_ops import TableMagnitudes
 from hansa.experiment.config import parse
-from hansa.net.aggregator import runtime
 from hansa.net.party import own_models
 from hansa.net.party.agent import Worker
 from hansa.net.party.samples import PartySamples, preparer, read_samples
 from hansa.net.party.store import PartyStore
-from hansa.net.transport import client
 from hansa.net.transport.wire import Blob, Work
 
+pytestmark = pytest.mark.usefixtures("quick")
 CITIES = ("Köln", "Lübeck", "Riga")
 HEADER = ("age", "city", "seen", "sick")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
 
 
 def write(path: Path, party: int, header: tuple[str, ...] = HEADER, rows: int = 14, **changes: Any) -> Path:
@@ -73,13 +65,7 @@ def read(path: Path, test: Path | None = None) -> PartySamples:
     return read_samples(str(path), "sick", None if test is None else str(test), labels=("no", "yes"))
 
 
-def tensors(model: Any) -> list[torch.Tensor]:
-    """The tensors of a tree, in order."""
-    if isinstance(model, torch.Tensor):
-        return [model]
-    return [t for _, value in sorted(model.items()) for t in tensors(value)] if isinstance(model, dict) else []
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", [{}, {"secure": "masking"}], ids=["plain", "masked"])
 def test_a_table_job_gives_the_reference_s_bits(privacy: Any, found: Callable[..., League], tmp_path: Path) -> None:
     paths, league = files(tmp_path), found()
@@ -103,6 +89,7 @@ def test_a_table_job_gives_the_reference_s_bits(privacy: Any, found: Callable[..
         assert torch.equal(predicted, result.predict(rows))
 
 
+@pytest.mark.slow
 def test_a_column_of_weights_counts_in_training_and_is_no_feature(found: Callable[..., League], tmp_path: Path) -> None:
     league, paths = found(), files(tmp_path)
     for path in paths:
@@ -130,6 +117,7 @@ def test_a_column_of_weights_counts_in_training_and_is_no_feature(found: Callabl
         parse({**job, "task": {**job["task"], "sample_weight": "city"}}, folder=str(tmp_path)).build_task()
 
 
+@pytest.mark.slow
 def test_held_out_rows_and_the_aggregator_s_test_file_give_the_reference_s_metrics(
     found: Callable[..., League], tmp_path: Path
 ) -> None:
@@ -155,6 +143,7 @@ def test_held_out_rows_and_the_aggregator_s_test_file_give_the_reference_s_metri
         assert torch.equal(own.predict(rows), result.predict(rows, number))
 
 
+@pytest.mark.slow
 def test_a_party_whose_table_does_not_fit_says_so_in_one_sentence(found: Callable[..., League], tmp_path: Path) -> None:
     paths, league = files(tmp_path), found(parties=("a", "b", "c", "d", "e"))
     for name, path in zip("abc", paths, strict=True):
@@ -170,6 +159,7 @@ def test_a_party_whose_table_does_not_fit_says_so_in_one_sentence(found: Callabl
     assert "its column 'age' holds texts, and that of most parties numbers" in why["e"]
 
 
+@pytest.mark.slow
 def test_a_declared_kind_is_checked_at_the_party_without_a_value(found: Callable[..., League], tmp_path: Path) -> None:
     league = found(parties=("a", "b", "c"))
     paths = files(tmp_path)
@@ -196,6 +186,7 @@ def test_a_party_whose_classes_have_another_order_declines(found: Callable[..., 
     assert "its classes (hansa join --labels) have other names, or another order" in ended["rounds"][-1]["missing"]["c"]
 
 
+@pytest.mark.slow
 def test_an_augmented_table_job_gives_the_reference_s_bits(
     found: Callable[..., League], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from league import PARTIES, League, samples
+from league import League
 
 from hansa.core.errors import ConfigError
 from hansa.net.aggregator.federation import FederationFolder
@@ -25,11 +25,11 @@ def tracked(league: League, tables: str) -> None:
     league.start()
 
 
+@pytest.mark.slow
 def test_every_job_is_tracked_and_a_tracker_that_fails_is_none_of_its_business(league: League, tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
     tracked(league, f'\n[track.jsonl]\npath = "{events}"\n')
-    for number, name in enumerate(PARTIES):
-        league.join(name, samples(number))
+    league.join_all()
     job = league.submit(TREE)
     assert league.ended(job)["status"] == "finished"
     league.stop()  # which waits for the job's thread

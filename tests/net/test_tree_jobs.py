@@ -5,62 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from league import PARTIES, League
+from test_split_jobs import rows, simulated, tree
 
-import hansa
 from hansa import ColumnForest, SecureBoost
 from hansa.core import codec
-from hansa.core.gateway import TableRows
 from hansa.core.op import Memory
-from hansa.core.registry import to_config
-from hansa.net.aggregator import runtime, sessions
-from hansa.net.party import post
 from hansa.net.party.samples import PartySamples
 from hansa.net.people_scores import predict_people
-from hansa.net.transport import client
 from hansa.testing import same_bits
 
-WIDTHS, HOLDER, PEOPLE, ROUNDS = (2, 3, 1), 1, 40, 2
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
+
 PLAIN: dict[str, Any] = {"match": "same", "bins": 6, "max_depth": 2, "key_bits": 1024}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
-    monkeypatch.setattr(sessions, "LOOK", 0.02)
-    monkeypatch.setattr(post, "LOOK", 0.05)
-
-
-def rows(party: int, test: bool = False) -> TableRows:
-    """A party's rows: the same people at all parties, in an order of its own."""
-    draw = np.random.default_rng(100 * test + party)
-    order = draw.permutation(PEOPLE)
-    x = torch.from_numpy(draw.normal(size=(PEOPLE, WIDTHS[party])))
-    ids = np.array([f"{'test' if test else 'train'} {k}" for k in order])
-    return TableRows(x, torch.from_numpy(order % 2) if party == HOLDER else None, ids)
-
-
-def tree(own: Any) -> dict[str, Any]:
-    table = {"dataset": "heart", "loss": "cross_entropy", "dtype": "float64"}
-    return {"task": table, "partition": "columns", "algorithm": to_config(own), "run": {"rounds": ROUNDS, "seed": 3}}
 
 
 def join(league: League, policy: str = "matches = 100\nscores = true", first: str = "") -> None:
     for number, name in enumerate(PARTIES):
         league.join(name, PartySamples(rows(number), rows(number, True)), policy if number or not first else first)
-
-
-def simulated(own: Any) -> hansa.Result:
-    train, test = ([rows(party, late) for party in range(3)] for late in (False, True))
-    task = hansa.Task(None, "cross_entropy", [each[:2] for each in train], None, [each[:2] for each in test],
-                      list(PARTIES), 2, ids=[each.ids for each in train],
-                      test_ids=[each.ids for each in test])  # fmt: skip
-    return hansa.simulate(own, task, rounds=ROUNDS, seed=3, progress=False)
 
 
 def kept(memory: Memory) -> Memory:

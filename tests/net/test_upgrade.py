@@ -8,14 +8,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from league import PARTIES as LEAGUE
-from league import League, samples
+from league import League
 
-from hansa.net.aggregator import runtime
 from hansa.net.aggregator.job_records import JobFacts, fix_facts
 from hansa.net.aggregator.ledger import Ledger, LedgerError, connect
 from hansa.net.aggregator.schema import SCHEMA, VERSION
-from hansa.net.transport import client
 
 PARTIES, SECRET = ["ann", "bob"], "ab" * 32
 FACTS = "CREATE TABLE IF NOT EXISTS job_facts"
@@ -82,14 +79,11 @@ def test_an_upgrade_that_fails_changes_nothing_and_is_made_at_the_next_start(old
     ledger.close()
 
 
+@pytest.mark.slow
 def test_a_job_that_was_interrupted_under_format_2_goes_on_with_the_same_parties_and_secret(
-    league: League, monkeypatch: pytest.MonkeyPatch
+    league: League, quick: None
 ) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
-    for number, name in enumerate(LEAGUE):
-        league.join(name, samples(number))
+    league.join_all()
     task = {"dataset": "heart", "model": "logistic", "dtype": "float64", "party_test": 0.25}
     job = league.submit({"task": task, "run": {"rounds": 40}})
     league.until(lambda: len(league.shown(job)["rounds"]) >= 3)

@@ -18,6 +18,7 @@ import torch
 from league import PARTIES, League, samples
 
 import hansa
+from forked import needs_fork
 from hansa.cli import main
 from hansa.core import codec, disk
 from hansa.core import crash_points as points
@@ -191,6 +192,7 @@ def test_a_jobs_budget_and_the_partys_own_over_all_jobs_end_its_training(place: 
 
 
 def test_what_was_spent_survives_a_kill_between_spending_and_replying_and_is_not_spent_twice(place: Any) -> None:
+    needs_fork()
     party = place()
     child = os.fork()
     if child == 0:  # the party's process: it dies once the update is made, before anything is sent
@@ -540,9 +542,9 @@ def test_a_job_says_what_its_parties_have_spent_and_ends_when_their_budgets_are(
     assert last["replies"] == 0 and set(last["missing"]) == set(PARTIES)
 
 
+@pytest.mark.slow
 def test_the_aggregators_own_secret_decides_who_is_drawn_is_kept_and_is_told_nobody(league: League) -> None:
-    for k, name in enumerate(PARTIES):
-        league.join(name, samples(k))
+    league.join_all()
     tree = {"task": {"dataset": "heart", "model": "logistic", "dtype": "float64"}, "algorithm": {"name": "fedavg"},
             "run": {"rounds": 6, "select": "poisson", "cohort_size": 2, "eval_parties": False}}  # fmt: skip
     jobs = [league.submit(tree) for _ in range(2)]

@@ -18,23 +18,10 @@ from hansa.cli import network
 from hansa.cli.app import app
 from hansa.core import crash_points as points
 from hansa.net import operator as operate
-from hansa.net.aggregator import runtime
-from hansa.net.transport import client
 from hansa.net.transport.client import Unreachable
 
+pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64", "party_test": 0.25}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
-
-
-def joined(league: League, **policies: str) -> None:
-    for number, name in enumerate(PARTIES):
-        league.join(name, samples(number), policies.get(name, ""))
 
 
 @pytest.fixture
@@ -52,8 +39,9 @@ def experiment(folder: Path, **run: Any) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_waiting_goes_on_when_the_aggregator_restarts(league: League) -> None:
-    joined(league)
+    league.join_all()
     closed: list[str] = []
 
     def rest(name: str) -> None:
@@ -97,10 +85,11 @@ def test_an_aggregator_that_stays_away_is_given_up(league: League, monkeypatch: 
     league.start()
 
 
+@pytest.mark.slow
 def test_a_job_is_waited_for_and_its_own_metric_is_printed(
     league: League, command: Callable[..., Result], tmp_path: Path
 ) -> None:
-    joined(league)
+    league.join_all()
     got = command("submit", "x", experiment(tmp_path, rounds=2, metric="auc"), "--wait")
     assert got.exit_code == 0, got.output
     lines = [line for line in got.output.splitlines() if line.startswith("round ")]
@@ -114,6 +103,7 @@ def test_a_job_is_waited_for_and_its_own_metric_is_printed(
     assert unknown.exit_code != 0 and "there is no job 'heart-9'" in str(unknown.exception)
 
 
+@pytest.mark.slow
 def test_who_does_not_take_part_or_counts_for_less_is_said_once_with_the_reason(
     found: Callable[..., League], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -134,7 +124,7 @@ def test_who_does_not_take_part_or_counts_for_less_is_said_once_with_the_reason(
 def test_a_failure_is_said_once_and_is_the_exit_code_1(
     league: League, command: Callable[..., Result], tmp_path: Path
 ) -> None:
-    joined(league, **dict.fromkeys(PARTIES, 'jobs = ["other"]'))
+    league.join_all(**dict.fromkeys(PARTIES, 'jobs = ["other"]'))
     got = command("submit", "x", experiment(tmp_path, rounds=2), "--wait")
     assert got.exit_code == 1, got.output
     assert got.output.count("does not accept the job 'heart'") == 1 and "heart-1 failed: " in got.stderr
@@ -160,7 +150,7 @@ def test_who_waits_no_longer_is_told_that_the_job_goes_on(
 def test_a_model_that_was_pulled_can_be_loaded_and_predicts(
     league: League, command: Callable[..., Result], tmp_path: Path
 ) -> None:
-    joined(league)
+    league.join_all()
     job = league.submit({"task": {**TASK, "prepare": "standardise"}, "run": {"rounds": 1}})
     assert league.ended(job)["status"] == "finished"
     out = tmp_path / "heart.safetensors"

@@ -48,6 +48,7 @@ def join(league: League, weights: bool = False, **policies: str) -> None:
         league.join(name, PartySamples(rows), policies.get(name, ""))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("weights", "classes"), [(False, "balanced"), (True, "balanced"), (True, None),
                                                   (False, {"2": 4.0})])  # fmt: skip
 def test_a_job_with_weights_has_the_bits_of_the_simulation(league: League, weights: bool, classes: Any) -> None:
@@ -60,6 +61,7 @@ def test_a_job_with_weights_has_the_bits_of_the_simulation(league: League, weigh
     assert codec.encode(league.model(job)) != codec.encode(reference().saved_model())
 
 
+@pytest.mark.slow
 def test_a_party_refuses_weights_of_classes_beyond_its_limit_and_the_job_says_so(league: League) -> None:
     join(league, cid="class_weights = 2.0", bob='ops = ["sgd", "describe", "weigh-classes"]')
     ended = league.ended(league.submit(tree(class_weight=[1.0, 1.0, 3.0])))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
-from league import PARTIES, League, samples
+from league import PARTIES, League, logistic_task, samples
 
 import hansa
 from hansa.core import codec
@@ -17,20 +17,11 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.other_model import OtherModel
 from hansa.core.params import Params
 from hansa.core.registry import build, register
-from hansa.experiment.tasks import make_model
 from hansa.local import SGD
-from hansa.net.aggregator import runtime
 from hansa.net.party.samples import PartySamples
-from hansa.net.transport import client
 
+pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "TICK", 0.05)
-    monkeypatch.setattr(client, "LEAST", 0.02)
-    monkeypatch.setattr(client, "MOST", 0.1)
 
 
 def tree(algorithm: Any, **run: Any) -> dict[str, Any]:
@@ -75,15 +66,11 @@ class Evaluated(hansa.FedAvg):
 
 
 def simulated(algorithm: hansa.Algorithm) -> hansa.Result:
-    pairs = [samples(k)[0] for k in range(3)]
-    model = make_model("logistic", "float64", ".", (3,), 2)
-    task = hansa.Task(model, "cross_entropy", pairs, names=list(PARTIES), classes=2)
-    return hansa.simulate(algorithm, task, rounds=2, engine="reference")
+    return hansa.simulate(algorithm, logistic_task(), rounds=2, engine="reference")
 
 
 def test_a_deployed_job_has_the_algorithm_s_own_metrics(league: League) -> None:
-    for number, name in enumerate(PARTIES):
-        league.join(name, samples(number))
+    league.join_all()
     ended = league.ended(league.submit(tree("test-net-evaluated")))
     assert ended["status"] == "finished", ended["reason"]
     expected = simulated(Evaluated())
@@ -94,6 +81,7 @@ def test_a_deployed_job_has_the_algorithm_s_own_metrics(league: League) -> None:
         assert (line["asked"], line["bytes_up"]) == (3, other["bytes_up"])  # not counted with the round
 
 
+@pytest.mark.slow
 def test_a_deployed_round_that_needs_all_is_empty_without_one_of_them(league: League, silent: set[int]) -> None:
     for number, name in enumerate(PARTIES[:2]):
         league.join(name, samples(number))
@@ -129,8 +117,7 @@ class Versions(hansa.Algorithm):
 
 
 def test_an_arrival_of_a_deployed_job_says_what_its_party_was_sent(league: League) -> None:
-    for number, name in enumerate(PARTIES):
-        league.join(name, samples(number))
+    league.join_all()
     ended = league.ended(league.submit(tree("test-net-versions", rounds=5)))
     assert ended["status"] == "finished", ended["reason"]
 
@@ -168,6 +155,7 @@ def joined(league: League, policy: str = "") -> None:
         league.join(name, PartySamples(pair, (pair[0][:6], pair[1][:6])), policy if name == "bob" else "")
 
 
+@pytest.mark.slow
 def test_the_log_hashes_the_algorithm_s_model(league: League, tmp_path: Path) -> None:
     joined(league)
     for algorithm in (Halved(), Widened()):

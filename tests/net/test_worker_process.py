@@ -24,12 +24,14 @@ from typing import Any
 
 import pytest
 import torch
-from league import PATIENCE, League, Member, samples
+from league import PATIENCE, League, Member, samples, until
 
 import hansa
-from hansa.core import codec
+from forked import needs_fork
+from hansa.core import codec, forking
 from hansa.core.ask import op_config
 from hansa.core.errors import ConfigError, DataError
+from hansa.core.forking import CannotFork
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.stopping import Halted
 from hansa.local import SGD
@@ -146,6 +148,7 @@ class Place:
     """A party's folder, and runners of its asks."""
 
     def __init__(self, folder: Path, policy: str = "") -> None:
+        needs_fork()
         folder.mkdir(exist_ok=True)
         (folder / "party.toml").write_text(policy)
         about = {"party": "ann", "federation": "league", "url": "https://localhost:1", "instance": "0" * 32}
@@ -213,6 +216,7 @@ def same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("deed", "words"), [
     ("segfault", "the ask was stopped: its process was ended by SIGSEGV; see the party's log"),
     ("exit", "the ask was stopped: its process ended with the exit code 3; see the party's log"),
@@ -310,6 +314,7 @@ def test_stopped_work_gives_no_answer_whether_it_stops_or_is_killed(place: Calla
     here.run(main())
 
 
+@pytest.mark.slow
 def test_cpu_time_is_limited_in_the_worker_even_if_nobody_kills_it(
     place: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +346,7 @@ def test_threads_are_allowed_and_the_filter_says_what_is_not(place: Callable[...
         assert len(confinement.refusing(machine)) % 8 == 0
 
 
+@pytest.mark.slow
 @LINUX
 def test_a_worker_that_trains_on_a_gpu_is_watched_from_outside(place: Callable[..., Place]) -> None:
     """Without a limit of the system, as for a GPU; here the device is the CPU under another name."""
@@ -477,6 +483,7 @@ def test_a_worker_that_is_killed_between_two_asks_is_replaced_unnoticed(place: C
 def test_a_killed_agent_takes_its_worker_with_it_and_the_folder_is_free_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needs_fork()
     monkeypatch.setattr(store, "ENDING", PATIENCE)
     told, home = tmp_path / "worker", tmp_path / "home"
     agent = os.fork()
@@ -505,11 +512,16 @@ def test_a_killed_agent_takes_its_worker_with_it_and_the_folder_is_free_again(
     until(lambda: not worker.exists() or "State:\tZ" in (worker / "status").read_text())
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+@pytest.mark.parametrize(
+    ("device", "remedy"), [("cpu", "tensors on the CPU, or start Python again"), ("cuda", r"tensors on the CPU$")]
+)
+def test_a_process_that_must_not_fork_starts_no_workers_and_says_why(
+    device: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_trial", lambda gpu: 1)
+    monkeypatch.setattr(forking, "_harmless", frozenset())
+    with pytest.raises(CannotFork, match=rf"^--data: .* PyTorch has started threads for gradients .* {remedy}"):
+        Nursery(lambda connection: None, device)
 
 
 class ForkedMember(Member):
@@ -525,9 +537,11 @@ class ForkedMember(Member):
         self._nursery.close()
 
 
+@pytest.mark.slow
 def test_an_agent_sends_heartbeats_while_its_worker_hangs_and_then_does_the_next_job(
     league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needs_fork()
     monkeypatch.setattr(parties, "HEARTBEAT", 0.05)
     monkeypatch.setattr(parties, "STUCK", 0.2)
     task = {"dataset": "heart", "model": "logistic", "dtype": "float64"}

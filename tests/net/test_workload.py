@@ -121,6 +121,7 @@ def test_a_model_of_too_many_layers_is_refused_before_any_is_made(model: Any, tm
     assert isinstance(said, str) and ("depth is" in said or "layers is" in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "payload"), [
     (ValueProfile(10**9), {}), (SplitCounts(tuple(range(1000)), 1000, 1000, 1000), {}),
     (ClassMoments(), {"centre": torch.zeros(10**6, dtype=torch.float64).expand(40, -1)}),
@@ -230,6 +231,7 @@ def test_a_party_remembers_a_limited_number_of_jobs(tmp_path: Path) -> None:
     assert memory.recall("job-1", "0/round/0") is None
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_the_operating_system_and_the_party_lives_on() -> None:
     """In a separate process, because the limit cannot be removed again."""
     program = f"""
@@ -277,6 +279,7 @@ def test_a_party_stops_when_the_job_is_stopped_and_does_the_next_one(league: Lea
     league.until(lambda: not any(thread.name == "work" for thread in threading.enumerate()))
 
 
+@pytest.mark.slow
 def test_a_party_stops_when_the_deadline_has_passed(league: League, begun: threading.Event) -> None:
     league.join("ann", samples(0))
     tree = {**LONG, "run": {"rounds": 1, "deadline": 2.0}}

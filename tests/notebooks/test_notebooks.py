@@ -23,7 +23,10 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 KERNEL = "hansa-test"
 ROUNDS = re.compile(r"\b(rounds|eval_every)=\d+")
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the packages that run notebooks
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]  # of the packages that run notebooks
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from hansa.report.figure import Drawing
 from hansa.study import Results
 from hansa.study.notebook import NotebookBoard
 
+pytestmark = pytest.mark.slow
+
 NASTY = "<script>alert('x')</script>"
 
 

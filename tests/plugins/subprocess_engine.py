@@ -14,6 +14,7 @@ import torch
 from hansa.core import codec
 from hansa.core.ask import op_config, op_of
 from hansa.core.errors import DataError, HansaError
+from hansa.core.forking import check_fork
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Op, Party, Reply, perform
@@ -110,6 +111,7 @@ class SubprocessEngine(ReferenceEngine):
 
     def _started(self) -> Connection:
         if self._pipe is None:
+            check_fork("the engine forks a process, and this process must not", "use another engine")
             context = multiprocessing.get_context("fork")
             self._pipe, theirs = context.Pipe()
             self._process = context.Process(target=_serve, args=(theirs, self._pipe, self.objective, self.seed))

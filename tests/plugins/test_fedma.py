@@ -35,6 +35,7 @@ def test_equal_neurons_in_another_order_are_matched_exactly() -> None:
     assert torch.equal(empty, neurons) and maps[0].numel() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "stacked", "workers"])
 def test_three_stages_give_a_model_that_no_party_had(engine: str) -> None:
     result = hansa.simulate(FedMA(local=SOLVER), task(), rounds=9, engine=engine)
@@ -88,6 +89,7 @@ def test_before_the_last_stage_the_model_predicts_nothing_and_has_the_widths_so_
     assert not result.predict(task().test[0]).any()
 
 
+@pytest.mark.slow
 def test_it_keeps_the_promises_in_every_runtime(pool: PartyPool, network: NetworkPool) -> None:
     check_algorithm(FedMA(), pool)
     check_network(FedMA(), network)

@@ -95,6 +95,7 @@ def test_a_saved_model_predicts_with_the_cluster_that_the_party_trained(tmp_path
         assert torch.equal(scores, loaded.model(make, party=party)(x).detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("summed", [False, True])
 def test_it_keeps_the_promises_in_every_runtime(summed: bool, pool: PartyPool, network: NetworkPool) -> None:
     check_algorithm(IFCA(summed=summed), pool)

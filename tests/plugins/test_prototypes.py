@@ -34,6 +34,7 @@ def test_the_bytes_of_each_reply_are_counted_not_those_of_its_bound() -> None:
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.slow
 def test_it_keeps_the_promises_in_every_runtime(pool: PartyPool, network: NetworkPool) -> None:
     check_algorithm(Prototypes(), pool)
     check_network(Prototypes(), network)

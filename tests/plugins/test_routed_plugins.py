@@ -19,6 +19,7 @@ HOLDER = 1  # the party with the labels
 PARTIES = len(WIDTHS)
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("algorithm", [PairwiseGossip(), SplitLearning()], ids=lambda a: a.name)
 def test_a_routed_plugin_keeps_the_promises_in_every_runtime(
     algorithm: hansa.Algorithm, pool: PartyPool, tmp_path: Path
@@ -93,6 +94,7 @@ def test_a_step_of_split_learning_is_a_step_of_the_whole_network(batch: int, apa
     assert done.history[-1]["loss"] == pytest.approx(float(loss_of(score, test_y)), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_split_learning_learns_and_only_the_label_holder_reports() -> None:
     done = hansa.simulate(SplitLearning(lr=0.5, batch=20, width=3), vertical(200, 10), rounds=20, seed=1)
     assert done.history[-1]["accuracy"] > 0.9

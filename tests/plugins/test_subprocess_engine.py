@@ -18,6 +18,7 @@ from hansa.testing import check_engine
 from hansa.testing.engines import check_data_changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "tolerance"),
     [(Subprocess(), 0.0), (Reference(), 0.0), (Workers(), 0.0), (Stacked(), 1e-9)],
@@ -54,6 +55,7 @@ def test_partial_sums_give_the_reference_s_bits(monkeypatch: pytest.MonkeyPatch)
     assert reference.history[-1]["bytes_up"] == plugin.history[-1]["bytes_up"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {}, {"sums": "exact", "max_norm": 100.0}, {"sums": "exact", "compress": "int8"},
     {"sums": "exact", "adversary": {"name": "sign-flip", "parties": [1]}},
@@ -99,6 +101,7 @@ def test_an_engine_that_ignores_changes_of_the_data_is_found_out(monkeypatch: py
         check_engine(Subprocess())  # its run prepares the features after the first ask
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 def test_an_installed_package_adds_an_engine_by_its_entry_point(tmp_path: Path) -> None:
     listed = subprocess.run(

@@ -124,6 +124,7 @@ def test_several_sums_of_one_sample_are_one_with_less_noise() -> None:
     assert epsilon([Release(0.05, 2.0, 9, times=4)], DELTA) == epsilon([Release(0.05, 1.0, 9)], DELTA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [1e-300, 1e-3, 0.5, 1 - 1e-16, 1.0])
 def test_next_to_no_noise_promises_nothing_and_very_much_costs_little(rate: float) -> None:
     for sigma in (5e-324, 1e-200, 1e-155, 1e-7):  # whose squares are zero, or divide to no number
@@ -176,6 +177,7 @@ def test_the_calibrated_sigma_is_the_smallest_that_keeps_the_promise(target: flo
     assert epsilon([Release(rate, sigma * (1 - 1e-4), steps)], DELTA) > target
 
 
+@pytest.mark.slow
 def test_loss_distributions_need_less_noise_and_of_one_gaussian_just_what_it_takes() -> None:
     sigma = calibrate(2.0, DELTA, 1.0, 1, "pld")
     assert sigma < calibrate(2.0, DELTA, 1.0, 1)

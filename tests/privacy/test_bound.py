@@ -18,19 +18,14 @@ from hansa.transforms import ClippedUpdate
 from quadratics import ENGINES, found, task
 
 SECURE: list[dict[str, Any]] = [{}, {"secure": "masking"}]
-QUICK = [("II", "reference")]  # of a test of 300 rounds
 MODEL = {"w": torch.zeros(2), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
 
 
-@pytest.mark.parametrize(
-    ("option", "bound", "engine"),
-    [
-        pytest.param(option, bound, engine, marks=() if (option, engine) in QUICK else pytest.mark.slow)
-        for option in ("I", "II")
-        for bound in (1e-2, 100.0)
-        for engine in ENGINES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.thin(1)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("bound", [1e-2, 100.0])
+@pytest.mark.parametrize("option", ["II", "I"])
 def test_scaffold_with_a_bound_reaches_the_optimum(option: str, bound: float, engine: str) -> None:
     # The quadratics of card 1.9 (c), whose optimum is 10 / 11. Near it no update is as long as either bound.
     local = Controlled(lr=0.05, steps=10, batch=None, option=option)  # type: ignore[arg-type]
@@ -51,6 +46,7 @@ def test_a_party_remembers_the_control_variate_that_the_server_got(option: str, 
         torch.testing.assert_close(done.state.slots["c"], own.mean(0), rtol=0, atol=1e-9 if secure else 1e-14)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("secure", SECURE, ids=["plain", "masking"])
 @pytest.mark.parametrize("algorithm", [
     hansa.FedNova(Normalised(lr=0.01, steps=40)), hansa.FedNova(Normalised(lr=0.01, steps=40, momentum=0.9)),

@@ -188,6 +188,7 @@ def clips(dp: CentralDP, updates: list[Tensor], rounds: int) -> tuple[list[float
     return out, total
 
 
+@pytest.mark.slow
 def test_with_a_quantile_the_update_carries_more_noise_and_the_count_its_own() -> None:
     nothing = [torch.zeros(4000)] * 8
     dp = CentralDP(sigma=1.3, clip=0.5, quantile=0.5, sigma_b=0.9)
@@ -198,6 +199,7 @@ def test_with_a_quantile_the_update_carries_more_noise_and_the_count_its_own() -
     assert abs(chi_square(noise, 0.9 / 8)) < 4
 
 
+@pytest.mark.thin(0)
 @pytest.mark.parametrize(("quantile", "low", "high"), [(0.5, 10, 11), (0.9, 18, 19)])
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
 def test_the_clip_goes_to_the_quantile_of_the_lengths(quantile: float, low: int, high: int, sigma: float) -> None:
@@ -257,6 +259,7 @@ def test_the_default_delta_falls_with_the_parties() -> None:
     assert steps([torch.zeros(2)] * 9, 1, CentralDP(sigma=2.0)).history[0]["delta"] == pytest.approx(9**-1.1)
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_given_an_epsilon_the_noise_is_what_all_rounds_need(accountant: Any) -> None:
     done = steps([torch.zeros(2)] * 4, 2, CentralDP(epsilon=3, delta=1e-5, accountant=accountant))

@@ -96,5 +96,5 @@ def test_a_release_holds_the_package_and_nothing_beside_it(
 def test_a_release_simulates_as_many_worlds_as_its_figure_says() -> None:
     said = subprocess.run(["make", "-n", "release", "CAMPAIGNS=power dst"], cwd=ROOT, capture_output=True, text=True,
                           check=True).stdout  # fmt: skip
-    assert "dst.py --seeds 100000 " in said and "power.py --seeds 1000\n" in said
+    assert " test-products power dst:SEEDS=100000\n" in said
     assert "`make dst SEEDS=100000`" in (ROOT / "docs" / "reliability.md").read_text()

@@ -47,6 +47,7 @@ def test_an_update_is_the_adapters_alone() -> None:
     assert down[1] - down[0] >= 3 * 4 * (total - ADAPTERS)
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("settings", [{}, {"compress": {"name": "clip", "clip": 0.05}}, {"compress": "int8"}])
 @pytest.mark.parametrize("engine", ["workers", "stacked"])
 def test_engines_agree_on_adapters(engine: Any, settings: dict[str, Any]) -> None:
@@ -54,6 +55,7 @@ def test_engines_agree_on_adapters(engine: Any, settings: dict[str, Any]) -> Non
     torch.testing.assert_close(*runs, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_dp_sgd_trains_adapters_in_every_engine() -> None:
     local = DPSGD(lr=0.2, batch=5, sigma=0.5, clip=0.3)
     runs = [run(double, engine=name, local=local).state.params.w for name in ("reference", "workers", "stacked")]

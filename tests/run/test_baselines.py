@@ -81,6 +81,7 @@ def test_a_baseline_takes_the_local_solver_without_the_method() -> None:
     assert adam == hansa.Adam(lr=0.01)
 
 
+@pytest.mark.slow
 def test_the_report_has_the_run_beside_its_baselines(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"baselines": ["local-only", "centralised"], "run_dir": tmp_path / "run"}
     metrics = ["f1", "per-class", "confusion-matrix", {"name": "recall", "by": 0, "edges": [0.0]}]

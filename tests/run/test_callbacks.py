@@ -8,30 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import hansa
 from hansa.core.errors import ConfigError
 from hansa.local import SGD
-
-
-class Number(nn.Module):
-    """One number that does not depend on the sample; it starts at 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w.expand(len(x), 1)
-
+from quadratics import Scalar
 
 X, ONE = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)
 
 
 def descent(lr: float = 0.25, far: float = 1.0, test: bool = True, **settings: Any) -> hansa.Result:
     """w goes to 1 on mse; with lr = 0.25 its error halves every round. The test set wants `far`."""
-    task = hansa.Task(Number, "mse", [(X, ONE)] * 2, test=(X, far * ONE) if test else None)
+    task = hansa.Task(Scalar, "mse", [(X, ONE)] * 2, test=(X, far * ONE) if test else None)
     return hansa.simulate(hansa.FedAvg(local=SGD(lr=lr, batch=None)), task, **{"rounds": 8, **settings})
 
 
@@ -137,6 +125,6 @@ def test_settings_that_would_have_no_effect_are_refused(settings: dict[str, Any]
 
 
 def test_models_of_the_parties_own_are_not_kept_by_round() -> None:
-    task = hansa.Task(Number, "mse", [(X, ONE)] * 2, party_tests=[(X, ONE)] * 2)
+    task = hansa.Task(Scalar, "mse", [(X, ONE)] * 2, party_tests=[(X, ONE)] * 2)
     with pytest.raises(ConfigError, match="each party has a model of its own, which is not kept by round"):
         hansa.simulate(hansa.build("algorithm", "ditto"), task, rounds=2, keep="best")

@@ -12,21 +12,16 @@ from torch import Tensor, nn
 import hansa
 from hansa.local import SGD, Controlled, Fair, Normalised, Proximal
 from hansa.schedule import Cosine
-from quadratics import found
+from quadratics import ENGINES, found
 from quadratics import task as quadratics
-
-ENGINES = ["reference", "stacked"]
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+from small_tasks import net
 
 
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
 
 
-def task(sizes: list[int], model: Any = mlp) -> hansa.Task:
+def task(sizes: list[int], model: Any = net) -> hansa.Task:
     draws = torch.Generator().manual_seed(0)
 
     def pairs(counts: list[int]) -> list[tuple[Tensor, Tensor]]:

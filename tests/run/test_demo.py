@@ -15,6 +15,8 @@ from hansa.demo import hospitals as demonstration
 from hansa.demo.hospitals import CANDIDATES, REGIMES, ROUNDS, Demo, hospitals, picture, split, tables
 from hansa.demo.report import findings
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:

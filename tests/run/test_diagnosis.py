@@ -12,21 +12,10 @@ from typing import Any
 import pytest
 
 import hansa
+from digits import digits
 from hansa.report.diagnosis import rejected_rounds, without_effect
 
-EXPERIMENT = """
-[task]
-dataset = "digits"
-model = "2nn"
-[partition]
-name = "iid"
-parties = 3
-[algorithm]
-name = "fedavg"
-local = { lr = 1e30, batch = 50 }
-[run]
-rounds = 2
-"""
+EXPERIMENT = digits(3, "2nn", algorithm={"local": {"lr": 1e30, "batch": 50}}, rounds=2)
 SENTENCE = "no round changed the model: updates are not finite in 2 of 2 rounds: lower algorithm.local.lr"
 
 
@@ -35,6 +24,7 @@ def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=600)
 
 
+@pytest.mark.slow
 def test_a_run_that_never_changed_the_model_fails_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(EXPERIMENT)
     done = run("run", "e.toml", "--out", "out", "--json", cwd=tmp_path)

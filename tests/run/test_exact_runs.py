@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,7 @@ from hansa.testing import PartyPool, check_engines, check_processes
 from hansa.testing.experiments import TREE
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[PartyPool]:
-    pool = PartyPool()
-    yield pool
-    pool.close()
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [hansa.FedAvg(), hansa.Scaffold(), hansa.FSVRG(), build("algorithm", "naive-bayes")],

@@ -18,13 +18,10 @@ from hansa.local import DPSGD, SGD
 from hansa.local.finetune import PREFIX
 from hansa.testing import TREE
 from quadratics import ENGINES
+from small_tasks import net
 
 TUNING = {"epochs": 3, "lr": 0.2, "batch": None}
 SIZES = [5, 9, 4]
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 
 def samples(sizes: list[int], seed: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -122,6 +119,7 @@ TRAINED = [
 ]
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", TRAINED)
 def test_it_follows_every_algorithm_that_trains_a_network(name: str) -> None:
     method: Any = build("algorithm", name)

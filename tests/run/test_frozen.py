@@ -66,6 +66,7 @@ ALGORITHMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_leaves_frozen_parameters_to_the_bit_and_trains_the_rest(algorithm: str) -> None:
     run: dict[str, Any] = {"rounds": 2, "seed": 0}
@@ -79,6 +80,7 @@ def test_every_algorithm_leaves_frozen_parameters_to_the_bit_and_trains_the_rest
     torch.testing.assert_close(tuple(done.state.params), tuple(stacked.state.params), rtol=0, atol=1e-9)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("model", [net, still])
 @pytest.mark.parametrize("engine", ["reference", "workers", "stacked"])
 def test_engines_agree_with_a_model_whose_base_is_frozen(engine: Any, model: Any) -> None:

@@ -69,6 +69,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("model", [net, conv])
 @pytest.mark.parametrize("engine", ["reference", "workers", "stacked", "auto"])
 def test_files_and_data_sets_train_to_the_bits_of_samples_in_memory(folder: Path, engine: str, model: Any) -> None:

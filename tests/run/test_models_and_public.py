@@ -194,6 +194,7 @@ def public_rows() -> tuple[Any, Any]:
     return load_data(parse({"task": {"dataset": "heart", "model": "logistic"}})).x[:12].numpy(), [0, 1] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "public", ["20", '"public.npz"', '"test_models_and_public:public_rows"'], ids=["number", "file", "function"]
 )

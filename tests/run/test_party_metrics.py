@@ -82,6 +82,7 @@ def test_a_table_has_every_party_before_and_after_and_of_many_the_worst() -> Non
     assert worst.notes[0] == "The 2 parties with the highest loss."
 
 
+@pytest.mark.slow
 def test_the_command_and_the_report_show_each_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"rounds": 1, "finetune": {"epochs": 2, "lr": 0.1}, "run_dir": tmp_path / "run"}
     done = hansa.simulate(hansa.FedAvg(), task(), **settings)

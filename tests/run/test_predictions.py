@@ -262,6 +262,7 @@ def test_a_preparation_of_a_table_gets_its_columns_as_they_are(tmp_path: Path) -
         export(table, tmp_path / "table.pt2")
 
 
+@pytest.mark.slow
 def test_a_long_file_is_read_and_written_in_blocks(scaled: tuple[Any, Path], tmp_path: Path) -> None:
     """Ten times the rows take no more memory: the largest block does not grow."""
     import tracemalloc

@@ -64,6 +64,7 @@ def test_all_text_in_a_report_is_escaped(tmp_path: Path) -> None:
     assert page.count("&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;Söhne&quot;") == 14
 
 
+@pytest.mark.slow
 def test_the_demonstrations_report_stands_alone_and_names_its_source(tmp_path: Path) -> None:
     page = hospitals(tmp_path, seeds=1).report.read_text()
     stands_alone(page)
@@ -85,6 +86,7 @@ def test_a_runs_report_shows_curves_bytes_and_configuration(tmp_path: Path) -> N
     assert str(tmp_path) not in page
 
 
+@pytest.mark.slow
 def test_a_runs_report_says_who_was_missing(tmp_path: Path) -> None:
     small_run(tmp_path / "run", ["a", "b", NASTY], absent=lambda party, round: party == 2 and round % 2 == 0)
     page = run_report(tmp_path / "run").read_text()
@@ -116,6 +118,7 @@ def test_bytes_are_shown_in_a_unit_that_reads_well(most: float, name: str) -> No
     assert plots.unit(most)[1] == name
 
 
+@pytest.mark.slow
 def test_learning_is_drawn_over_simulated_time_only_where_rounds_take_different_times(tmp_path: Path) -> None:
     for name, devices in (("even", {}), ("uneven", {"latency": "exponential"})):
         small_run(tmp_path / name, ["a", "b"], devices=devices)
@@ -140,6 +143,7 @@ def attacked(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_with_hostile_parties_reports_who_was_left_out(tmp_path: Path) -> None:
     page = run_report(attacked(tmp_path / "run")).read_text()
     assert "Share in the model by party" in page

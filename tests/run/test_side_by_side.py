@@ -36,6 +36,7 @@ def test_deterministic_kernels_stay_on_until_the_last_run_ends_and_are_then_put_
         torch.use_deterministic_algorithms(was)
 
 
+@pytest.mark.slow
 def test_figures_drawn_at_once_have_the_bytes_of_figures_drawn_alone() -> None:
     def drawn(slope: int) -> bytes:
         figure = plots.blank(3, 2)

@@ -16,17 +16,7 @@ import hansa
 from hansa.core import codec
 from hansa.core.losses import metrics
 from hansa.local import SGD
-
-
-class Scalar(nn.Module):
-    """One number that does not depend on the sample; it starts at 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w.expand(len(x), 1)
+from quadratics import Scalar
 
 
 def descent(lr: float = 0.25, **settings: Any) -> hansa.Result:

@@ -20,6 +20,8 @@ from hansa.experiment.config import parse
 from hansa.run.resume import execute
 
 TASK = {"dataset": "digits", "model": "logistic"}
+# torch's own loader, once per process
+pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 
 
 def trained(folder: Path, task: dict[str, Any] = TASK, algorithm: Any = "fedavg") -> Any:
@@ -28,6 +30,7 @@ def trained(folder: Path, task: dict[str, Any] = TASK, algorithm: Any = "fedavg"
     return execute(parse(tree), folder)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("task", "algorithm"),
     [
@@ -53,6 +56,7 @@ def test_the_file_gives_the_outputs_of_the_model_for_any_batch(tmp_path: Path, t
         torch.testing.assert_close(module(rows), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_file_needs_no_hansa(tmp_path: Path) -> None:
     result = trained(tmp_path / "run", {**TASK, "prepare": "standardise"})
     done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--torch", str(tmp_path / "model.pt2")])
@@ -94,6 +98,7 @@ def make_counting() -> nn.Module:
     return Counting()
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_exported_is_named_in_a_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_whole_number_as_weight_is_a_sample_that_counts_that_often() -> None:
     assert torch.allclose(vector(twice), vector(faster), atol=1e-12)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("model", [linear, deep, normed], ids=["linear", "deep", "batch-norm"])
 @pytest.mark.parametrize("engine", ["workers", "stacked"])
 def test_every_engine_agrees_with_the_reference(model: Any, engine: str) -> None:
@@ -107,6 +108,7 @@ def test_every_solver_trains_with_weights_in_a_stack_as_alone(name: str) -> None
     assert not torch.equal(vector(one), vector(trained(algorithm)))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", ["scaffold", "fednova", "fsvrg", "ditto", "qfedavg", "ifca", "fedmd", "apfl"])
 def test_methods_with_solvers_of_their_own_train_with_weights(name: str) -> None:
     if name not in registered("algorithm"):

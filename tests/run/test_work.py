@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hansa
 from hansa.core.algorithm import Algorithm, Parts, State
@@ -25,15 +25,10 @@ from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver
 from hansa.schedule import AdaComm, Fixed, Random
 from hansa.testing import PartyPool, experiment_for, run_on, same_bits
+from quadratics import zeros
 
 NAMES = ["aa", "bb", "cc"]
 LOCAL = SGD(lr=1.0, batch=None)
-
-
-def zeros(n: int) -> nn.Module:
-    model = nn.Linear(n, 1, bias=False).double()
-    nn.init.zeros_(model.weight)
-    return model
 
 
 def task(names: list[str] | None = NAMES, samples: int = 4) -> hansa.Task:
@@ -173,6 +168,7 @@ def test_parties_told_the_same_are_sent_one_payload() -> None:
     assert sent[3] == {"model": {}, "work": {"steps": 4, "lr": 1.0}}
 
 
+@pytest.mark.thin(0)
 @pytest.mark.parametrize(
     "run",
     [

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import nn
 
 import hansa
 from hansa.core.ask import Ask, Reduced
@@ -23,14 +22,7 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.fusion import WeightedMean
 from hansa.local import SGD
 from hansa.schedule import AdaComm, ConstantRate, Cosine, ExponentialDecay, Pace, Random, RateSchedule
-
-ENGINES = ["reference", "stacked"]
-
-
-def zeros(n: int) -> nn.Module:
-    model = nn.Linear(n, 1, bias=False).double()
-    nn.init.zeros_(model.weight)
-    return model
+from quadratics import ENGINES, zeros
 
 
 def line_task(y: float = 100.0, loss: str = "mae", parties: int = 2) -> hansa.Task:
@@ -76,6 +68,7 @@ def expected(pace: AdaComm, rounds: int, lr: float, schedule: RateSchedule, y: f
     return taus
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("schedule", [ConstantRate(), ExponentialDecay(0.95)])
 @pytest.mark.parametrize("pace", [AdaComm(12, interval=2.0), AdaComm(12, interval=3.0, gamma=0.9)])
@@ -172,6 +165,7 @@ def test_a_pace_that_goes_by_a_hidden_loss_is_refused_and_others_are_not() -> No
     assert torch.allclose(plain, hidden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_each_party_draws_its_epochs_anew_in_each_round(engine: str) -> None:
     parties, rounds = 30, 10
@@ -192,6 +186,7 @@ def test_each_party_draws_its_epochs_anew_in_each_round(engine: str) -> None:
     assert len({tuple(column.tolist()) for column in epochs.T}) == parties
 
 
+@pytest.mark.slow
 def test_what_a_party_draws_depends_on_nobody_else() -> None:
     pace = Random(1, 1000)
     algorithm = hansa.FedAvg(local=SGD(lr=1.0, batch=None), fusion=WeightedMean(uniform=True))
@@ -223,6 +218,7 @@ def one_step_more(algorithm: hansa.Algorithm, folder: Path, stop: int, **setting
 LOCAL = SGD(lr=0.3, batch=None)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("algorithm", "pace"),
     [

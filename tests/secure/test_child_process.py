@@ -78,6 +78,7 @@ def same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(type(a) is type(b) and a == b)
 
 
+@pytest.mark.slow
 def test_a_child_gives_what_the_function_itself_gives(opening: list[tuple[Any, ...]]) -> None:
     calls = [*CALLS, *opening]
     found, who = in_a_thread(lambda: ([child_process.run(*call) for call in calls], pid()))
@@ -92,6 +93,7 @@ def test_a_simulation_computes_where_it_is() -> None:
     assert getattr(child_process._own, "child", None) is None
 
 
+@pytest.mark.slow
 def test_the_thread_of_a_job_keeps_its_child_and_the_child_ends_with_it() -> None:
     def work() -> tuple[int, int]:
         child_process.run(*CALLS[0])
@@ -104,6 +106,7 @@ def test_the_thread_of_a_job_keeps_its_child_and_the_child_ends_with_it() -> Non
     assert gone(first)
 
 
+@pytest.mark.slow
 def test_a_child_ends_with_an_aggregator_that_is_killed() -> None:
     code = (
         "import threading, time\n"
@@ -149,6 +152,7 @@ def test_every_function_that_a_child_may_run_is_there() -> None:
         assert callable(child_process._function(name))
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_is_replaced_and_one_that_keeps_ending_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,6 +173,7 @@ def test_a_child_that_is_killed_is_replaced_and_one_that_keeps_ending_is_reporte
     assert len(set(in_a_thread(work))) == 3
 
 
+@pytest.mark.slow
 def test_other_threads_go_on_while_a_large_power_is_computed() -> None:
     """One power of large numbers holds Python's lock until it is done. Here it takes seconds; other threads
     continue."""

@@ -120,6 +120,7 @@ def test_what_has_no_room_is_declined() -> None:
         moments.encode(Reply({"sum": torch.tensor([17.0, 0.0], dtype=torch.float64)}), False)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-(2.0**30), 2.0**30), min_size=1, max_size=8), st.integers(2, 53), st.integers(1, 2**10))
 def test_wide_numbers_add_up_in_their_places(values: list[float], bits: int, weight: int) -> None:
     wide = WideFixedPoint(2.0**30, bits)

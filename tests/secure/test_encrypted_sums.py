@@ -176,6 +176,7 @@ def plain(parties: list[int]) -> Tensor:
     return torch.tensor([sum((k + 1) * NUMBERS[k][j] for k in parties) for j in range(3)], dtype=torch.float64)
 
 
+@pytest.mark.thin(3)
 @every_channel
 def test_the_sum_is_exact_for_updates_and_for_counts(name: str) -> None:
     here = world(name)
@@ -187,6 +188,7 @@ def test_the_sum_is_exact_for_updates_and_for_counts(name: str) -> None:
     assert (counts.weight, counts.count) == (5, 5)
 
 
+@pytest.mark.thin(3)
 @every_channel
 def test_a_party_that_is_missing_or_declines_is_left_out_of_the_sum(name: str) -> None:
     here = world(name)
@@ -198,6 +200,7 @@ def test_a_party_that_is_missing_or_declines_is_left_out_of_the_sum(name: str) -
     assert (total.weight, total.count) == (1 + 2 + 4 + 5, 4)
 
 
+@pytest.mark.thin(2)
 @every_channel
 def test_a_party_that_sends_no_ciphertexts_is_left_out_of_the_sum(name: str) -> None:
     here = world(name)
@@ -269,6 +272,7 @@ READY, RECALL, DEAL = "secure-threshold-ready", "secure-threshold-recall", "secu
 SEND, OPEN = "secure-threshold", "secure-threshold-open"
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("gone", "left"),
     [
@@ -295,6 +299,7 @@ def test_threshold_sums_stand_dropouts_at_every_exchange(gone: dict[str, list[in
         assert torch.equal(here.reduce(Say()).sums["w"], plain(left))
 
 
+@pytest.mark.slow
 def test_a_dealt_key_is_kept_until_too_few_of_those_asked_hold_it() -> None:
     here = world("threshold-paillier", threshold=0.6)
     here.reduce(Say(), parties=range(4))
@@ -309,6 +314,7 @@ def test_a_dealt_key_is_kept_until_too_few_of_those_asked_hold_it() -> None:
     assert here.asked == [READY, DEAL, SEND, OPEN]
 
 
+@pytest.mark.slow
 def test_fewer_shares_than_needed_and_the_transcript_do_not_open_a_sum() -> None:
     here = world("threshold-paillier", threshold=0.6)
     here.reduce(Say())
@@ -323,6 +329,7 @@ def test_fewer_shares_than_needed_and_the_transcript_do_not_open_a_sum() -> None
     assert not any(name.endswith(("private", "paillier")) for memory in here.memories.values() for name in memory)
 
 
+@pytest.mark.thin(2)
 @every_channel
 def test_the_aggregator_sees_no_partys_numbers_and_no_secret(name: str) -> None:
     here = world(name)
@@ -415,6 +422,7 @@ def linear() -> hansa.Task:
     return hansa.Task(lambda: nn.Linear(2, 2, bias=False).double(), "cross_entropy", data)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 @every_channel
 def test_fedavg_is_what_it_is_without_to_the_precision_of_the_numbers(name: str, engine: str) -> None:
@@ -436,6 +444,7 @@ def rows() -> hansa.Task:
     return hansa.Task(None, "cross_entropy", given, classes=2)
 
 
+@pytest.mark.thin(2)
 @every_channel
 def test_naive_bayes_is_what_it_is_without(name: str) -> None:
     model = hansa.simulate(hansa.GaussianNB(), rows(), rounds=2).state.slots
@@ -446,6 +455,7 @@ def test_naive_bayes_is_what_it_is_without(name: str) -> None:
         assert torch.allclose(hidden[what], model[what], rtol=0, atol=1e-5)
 
 
+@pytest.mark.thin(2)
 @every_channel
 def test_a_tree_is_what_it_is_without(name: str) -> None:
     if name == "functional":
@@ -509,6 +519,7 @@ def test_long_work_and_short_keys_are_warned_of(caplog: pytest.LogCaptureFixture
     assert "below 2048 bits are for tests only" in caplog.text
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "session", [None, 5, "", "x" * 101, "x" * 10**7], ids=["none", "number", "empty", "long", "huge"]
 )

@@ -53,6 +53,7 @@ def last(**given: Any) -> dict[str, Any]:
     return dict(hansa.simulate(hansa.FedAvg(hansa.SGD(lr=0.5)), settings.pop("task"), **settings).history[-1])
 
 
+@pytest.mark.thin(3)
 @every_channel
 @pytest.mark.parametrize("regression", [False, True])
 def test_a_secure_sum_measures_what_the_plain_run_does_and_no_single_party(channel: str, regression: bool) -> None:

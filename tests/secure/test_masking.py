@@ -43,6 +43,7 @@ def expected(leaves: dict[int, str], parties: int, needed: int, phases: tuple[st
     return summed
 
 
+@pytest.mark.slow
 def test_every_subset_of_dropouts_at_every_exchange_gives_the_sum_of_those_who_came_or_none() -> None:
     x, known, seen = numbers(5), dict[Any, Any](), set[Any]()
     outcomes = {"summed": 0, "aborted": 0}
@@ -72,6 +73,7 @@ def test_every_subset_of_dropouts_at_every_exchange_gives_the_sum_of_those_who_c
     assert outcomes["summed"] == 1 + 5 * 4 + 10 * 16
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_sum_over_neighbourhoods_is_right_or_not_given(data: st.DataObject) -> None:

@@ -26,6 +26,7 @@ def task() -> hansa.Task:
     return hansa.Task(lambda: nn.Linear(3, 2).double(), "cross_entropy", data())
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("engine", ["reference", "stacked", "workers"])
 def test_fedavg_is_itself_to_fixed_point_precision(engine: str, uniform: bool) -> None:
@@ -40,6 +41,7 @@ def test_fedavg_is_itself_to_fixed_point_precision(engine: str, uniform: bool) -
         assert other["train_loss"] == pytest.approx(one["train_loss"], abs=2 * STEP)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("algorithm", "engine"),
     [(hansa.Scaffold(), "reference"), (hansa.Scaffold(), "stacked"), (hansa.FedNova(), "stacked"),

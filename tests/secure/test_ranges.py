@@ -92,26 +92,23 @@ def assert_the_same(algorithm: hansa.Algorithm, privacy: dict[str, Any], rounds:
         assert torch.allclose(plain.state.slots[name], secure.state.slots[name], rtol=within)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_masks_change_no_algorithm_whatever_the_size_of_what_it_sends(name: str) -> None:
     algorithm, settings = ALGORITHMS[name]
     assert_the_same(algorithm, {"secure": "masking", **settings})
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_masks_change_no_quantity_beside_an_update_on_any_engine(engine: str) -> None:
     for name in BESIDE:
         assert_the_same(ALGORITHMS[name][0], {"secure": "masking", **ALGORITHMS[name][1]}, 2, engine)
 
 
-PAIRS = [
-    pytest.param(channel, name, marks=[] if channel == "paillier" or name in BESIDE else pytest.mark.slow)
-    for channel in CHANNELS
-    for name in ALGORITHMS
-]
-
-
-@pytest.mark.parametrize(("channel", "name"), PAIRS)
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("channel", CHANNELS)
 def test_encryption_changes_no_algorithm_whatever_the_size_of_what_it_sends(channel: str, name: str) -> None:
     if channel == "ckks" and importlib.util.find_spec("tenseal") is None:
         pytest.skip("no tenseal")

@@ -140,6 +140,7 @@ def encrypting(here: Any) -> tuple[Op, dict[str, Any]]:
     return op_of(sent["op"], "test"), sent["payload"]
 
 
+@pytest.mark.slow
 def test_a_party_takes_no_share_that_it_did_not_prepare_for_or_that_strangers_own() -> None:
     here = world("threshold-paillier")
     here.reduce(Say())

@@ -89,6 +89,7 @@ def test_every_share_that_was_dealt_rightly_passes_and_any_other_is_refused() ->
             Share(DEALING, 1, other).check()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(total=st.integers(2, 9), data=st.data())
 def test_a_dealing_with_a_single_wrong_verification_key_is_refused(total: int, data: st.DataObject) -> None:
@@ -157,6 +158,7 @@ def test_opening_reveals_the_sum_and_its_randomiser() -> None:
     assert combine(DEALING, text, {share.index: share.partial(text) for share in SHARES}) == 42
 
 
+@pytest.mark.slow
 def test_the_proof_of_right_partial_decryptions_holds() -> None:
     for share in SHARES:
         proof = share.prove(TEXTS, parts_of(share), b"secret")
@@ -175,6 +177,7 @@ def test_a_proof_says_nothing_about_another_share_vector_or_dealing() -> None:
     assert not DEALING.proven(1, TEXTS, parts, proof[:-1])
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_wrong_partial_decryption_has_no_proof(data: st.DataObject) -> None:

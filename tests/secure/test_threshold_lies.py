@@ -71,6 +71,7 @@ def test_where_too_few_open_a_sum_rightly_it_comes_to_nothing_and_all_liars_are_
     assert sorted(here.rejected) == [0, 1, 3]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -128,6 +129,7 @@ def test_a_party_checks_its_share_against_the_verification_key(monkeypatch: pyte
     assert said[2, SEND] == "the share of the key does not match its verification key"
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("total", [1, 0, -1, 2**62, 80_000, 4])
 def test_one_partys_word_on_the_key_counts_for_nothing(total: int) -> None:
     """In 0.1.0 the aggregator trusted the first party's total and needed."""

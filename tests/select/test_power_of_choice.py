@@ -46,6 +46,7 @@ def test_with_all_parties_as_candidates_the_largest_losses_are_taken(run: Any, e
     assert len({cohort for cohort in cohorts[0]}) > 1  # the model moved, and with it the losses
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.lists(st.integers(1, 40), min_size=6, max_size=9), st.integers(1, 4), st.integers(0, 1000))
 def test_more_candidates_never_lower_the_mean_loss_of_the_selected(

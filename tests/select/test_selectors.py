@@ -32,6 +32,7 @@ def test_every_registered_selector_is_tried_here() -> None:
     assert set(registered("select")) == {selector.name for selector in SELECTORS}
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 @pytest.mark.parametrize("selector", SELECTORS, ids=named)
 def test_a_resumed_run_selects_the_same_and_gives_the_same_bits(
@@ -64,6 +65,7 @@ def test_a_resumed_run_selects_the_same_and_gives_the_same_bits(
     ]
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("selector", SELECTORS, ids=named)
 def test_the_engines_select_the_same_parties(run: Any, selector: Selector) -> None:
     runs = [run(selector, SIZES, tests=True, rounds=5, cohort_size=3, engine=e, devices={"latency": "exponential"})
@@ -73,6 +75,7 @@ def test_the_engines_select_the_same_parties(run: Any, selector: Selector) -> No
         assert [len(cohort) for cohort in runs[0].cohorts] == [3] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", SELECTORS, ids=named)
 def test_parties_in_processes_of_their_own_give_the_bits_of_the_reference(selector: Selector, pool: PartyPool) -> None:
     experiment = experiment_for(hansa.FedAvg(), cohort_size=2, select=to_config(selector))

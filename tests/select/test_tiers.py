@@ -122,6 +122,7 @@ def test_fast_and_slow_use_one_tier_only(policy: Any, tier: set[int]) -> None:
     assert {party for cohort in cohorts for party in cohort} == tier
 
 
+@pytest.mark.slow
 def test_tiers_are_drawn_as_often_as_their_probabilities_say() -> None:
     rounds, chances = 3000, (0.6, 0.3, 0.1)
     cohorts, _ = select(Tiers(tiers=3, probabilities=chances), scripted(), rounds, cohort=3)
@@ -129,6 +130,7 @@ def test_tiers_are_drawn_as_often_as_their_probabilities_say() -> None:
         assert abs(cohorts.count(tier) / rounds - p) < 4.5 * (p * (1 - p) / rounds) ** 0.5
 
 
+@pytest.mark.slow
 def test_inside_a_tier_every_pair_is_drawn_alike() -> None:
     """The draw of the tier and that of its parties do not share random numbers."""
     rounds = 3000

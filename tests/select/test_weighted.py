@@ -30,6 +30,7 @@ def inclusion(weights: list[int], count: int) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_parties_are_drawn_as_often_as_successive_draws_by_size_say(count: int) -> None:
     weights, draws = [1, 2, 3, 6], 20_000
@@ -40,6 +41,7 @@ def test_parties_are_drawn_as_often_as_successive_draws_by_size_say(count: int) 
         assert abs(often - p) < 4.5 * math.sqrt(p * (1 - p) / draws)
 
 
+@pytest.mark.slow
 def test_a_run_draws_large_parties_more_often(run: Any) -> None:
     seen = run("weighted", [1, 2, 3, 6], rounds=800, cohort_size=2, engine="stacked", eval_every=800)
     often = np.bincount([party for cohort in seen.cohorts for party in cohort], minlength=4) / 800

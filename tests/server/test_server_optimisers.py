@@ -18,16 +18,10 @@ from hansa.core.errors import ConfigError
 from hansa.local import SGD, Gradient
 from hansa.schedule import ExponentialDecay
 from hansa.server import Adagrad, Descent, Momentum, ServerAdam, ServerOptimizer, Yogi
+from quadratics import ENGINES, zeros
 
-ENGINES = ["reference", "stacked"]
 OPTIMISERS = [Descent(lr=0.5), Momentum(lr=0.5), Momentum(lr=0.5, nesterov=True), Adagrad(), ServerAdam(), Yogi()]
 UPDATE = [0.1, -2.0, 0.003]
-
-
-def zeros(n: int) -> nn.Module:
-    model = nn.Linear(n, 1, bias=False).double()
-    nn.init.zeros_(model.weight)
-    return model
 
 
 def task(*updates: list[float]) -> hansa.Task:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hansa
+from forked import needs_fork
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
@@ -181,6 +182,7 @@ def outcomes(engine: ReferenceEngine, solver: LocalSolver, round: int = 1) -> di
     return dict(engine.run(solver, [PartyWork(party, payload, {}) for party in range(len(SIZES))], round))
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("chunk", [1, 3, None])
 @pytest.mark.parametrize("solver", [SGD(batch=4), Proximal(batch=4, epochs=2), Gradient(), hansa.SVRG(batch=3)])
 @pytest.mark.parametrize("model", [dense, plain, convolving, shaped], ids=lambda m: m.__name__)
@@ -227,6 +229,7 @@ def test_worker_processes_give_the_bits_of_the_stacked_engine_alone() -> None:
     objective = Objective(given.model, given.loss, 0)
     holdings = given.holdings(objective)
     alone = outcomes(StackedEngine(objective, holdings, 0, 2), Proximal(batch=4))
+    needs_fork()
     engine = WorkersEngine(StackedEngine(objective, holdings, 0, 2))
     try:
         spread = outcomes(engine, Proximal(batch=4))
@@ -248,6 +251,7 @@ def test_worker_processes_hold_as_many_parties_as_a_window() -> None:
     holdings = given.holdings(objective)
     payload = {"model": objective.initial._asdict()}
     jobs = [PartyWork(party, payload, {}) for party in range(300)]
+    needs_fork()
     engine = WorkersEngine(StackedEngine(objective, holdings, 0))
     try:
         (block,) = engine.blocks(SGD(batch=1), jobs, 0)
@@ -267,6 +271,7 @@ def test_parties_of_very_different_sizes_cost_no_idle_steps() -> None:
     given = hansa.Task(dense, "cross_entropy", (x, y, np.concatenate([[0], np.cumsum(sizes)])), classes=3)
     objective = Objective(given.model, given.loss, 0)
     engine = StackedEngine(objective, given.holdings(objective), 0)
+    engine.lanes = 2
     payload = {"model": objective.initial._asdict()}
     solver = SGD(batch=8)
     needed = taken = 0

@@ -42,6 +42,7 @@ def per_step(tau: int, m: int = 10, mean: float = 1.0, delay: float = 0.0, round
     return float(each.mean()), float(each.std() / math.sqrt(rounds))
 
 
+@pytest.mark.slow
 def test_a_steps_time_is_that_of_the_model_and_does_not_rise_with_the_period() -> None:
     expected = {1: 2.929, 5: 1.787, 10: 1.540}  # the card's, rounded
     found = {tau: per_step(tau) for tau in expected}
@@ -56,6 +57,7 @@ def test_communication_adds_its_delay_over_the_period(tau: int) -> None:
     assert together - apart == pytest.approx(3.0 / tau, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "mean"), [(1, 0.5), (4, 2.0), (25, 1.0)])
 def test_the_slowest_of_m_exponential_parties_takes_the_harmonic_number_times_the_mean(m: int, mean: float) -> None:
     found, error = per_step(1, m=m, mean=mean, rounds=1000)
@@ -140,6 +142,7 @@ def test_evaluation_takes_no_simulated_time() -> None:
 # Availability
 
 
+@pytest.mark.slow
 def test_only_available_parties_are_selected() -> None:
     rounds, result = census(60, cohort=0.3, devices={"availability": {"name": "bernoulli", "p": 0.4}})
     kept = [line for line in result.history if "empty" not in line]
@@ -167,6 +170,7 @@ def test_where_all_parties_are_needed_the_unavailable_are_missing() -> None:
     assert 0 < sum(lost) < 200
 
 
+@pytest.mark.slow
 def test_by_day_and_night_a_party_is_there_for_its_share_of_each_period() -> None:
     devices = {"availability": {"name": "day-night", "period": 100.0, "share": 0.25}, "latency": {"value": 1.0}}
     rounds, result = census(400, task(4, [2] * 4), devices=devices)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hansa
+from forked import needs_fork
 from hansa.core.objective import Objective
 from hansa.core.op import Replies, Reply
 from hansa.core.registry import build
@@ -161,6 +162,7 @@ def compare(given: hansa.Task, solver: LocalSolver, chunk: int | None = 4, round
     assert moved > 1e-3
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("solver", [SGD(lr=0.3, epochs=2, batch=2), Gradient(), SVRG(h=2.0)], ids=lambda s: s.name)
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
 def test_stacked_parties_train_as_they_do_alone(model: Model, solver: LocalSolver) -> None:
@@ -192,6 +194,7 @@ SOLVERS: list[LocalSolver] = [
 WORKS = [{"steps": 3}, {"lr": 0.1, "epochs": 1}, {}, {"batch": 3, "steps": 1}, {"epochs": 3, "lr": 0.5}]
 
 
+@pytest.mark.thin(14)
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
 @pytest.mark.parametrize("model", [line, conv, batch_norm], ids=lambda m: m.__name__)
 @pytest.mark.parametrize("works", [(), WORKS, WORKS[1:2]], ids=["alike", "each", "shared"])
@@ -249,6 +252,7 @@ ALGORITHMS = [
 ]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
 @pytest.mark.parametrize("model", [dropout, batch_norm], ids=lambda m: m.__name__)
 def test_whole_runs_agree_and_repeat_bit_for_bit(algorithm: hansa.Algorithm, model: Model) -> None:
@@ -411,6 +415,7 @@ def test_what_cannot_be_stacked_trains_one_at_a_time_and_is_named_once(
 
 
 def test_auto_stacks_chains_and_small_models_in_long_runs_and_leaves_the_others_alone() -> None:
+    needs_fork()
     short, long = RunSize(1, 4, SGD(batch=2)), RunSize(100_000, 4, SGD(batch=2))
     cases = [
         (mlp, 8, short, "stacked"),  # a chain of linear layers
@@ -430,6 +435,7 @@ def test_auto_stacks_chains_and_small_models_in_long_runs_and_leaves_the_others_
 
 
 def test_a_resumed_run_keeps_the_bits_it_began_with() -> None:
+    needs_fork()
     given = task(dropout, [4] * 8)
     objective = Objective(given.model, given.loss, 0)
     long = RunSize(100_000, 4, SGD(batch=2))
@@ -445,8 +451,8 @@ def test_an_unknown_engine_suggests_the_nearest() -> None:
 
 
 def test_workers_by_name_are_refused_where_processes_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hansa.sim.workers.cores", lambda: 1)
-    with pytest.raises(hansa.ConfigError, match="a model on the CPU, a system that forks and more than one core"):
+    monkeypatch.setattr("hansa.sim.choice.cores", lambda: 1)
+    with pytest.raises(hansa.ConfigError, match="'workers' needs more than one core, and this process may use one"):
         hansa.simulate(hansa.FedAvg(), task(mlp, [3]), engine="workers")
 
 

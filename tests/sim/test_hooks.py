@@ -145,6 +145,7 @@ def outcomes(engine: ReferenceEngine, op: Op) -> dict[int, Outcome]:
     return dict(engine.run(op, [PartyWork(party, payload, {}) for party in range(len(engine.holdings))], 1))
 
 
+@pytest.mark.thin(0)
 @pytest.mark.parametrize(
     ("model", "sizes", "recorded"),
     [

@@ -92,6 +92,7 @@ def test_a_solver_that_is_not_paced_does_all_or_is_late() -> None:
 # Stragglers, card 1.7
 
 
+@pytest.mark.thin(2)
 @ENGINES
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
 def test_the_share_of_stragglers_does_part_of_the_epochs(engine: str, share: float) -> None:

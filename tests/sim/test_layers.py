@@ -69,6 +69,7 @@ def train(model: object, engine: str, batch: int = 5) -> hansa.Result:
     return hansa.simulate(hansa.FedAvg(local=hansa.SGD(batch=batch, epochs=2)), task(model), rounds=2, engine=engine)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("model", [centred, instance_norm, batch_norm, noisy, attentive])
 def test_engines_agree_on_layers_that_mix_rows_or_draw(model: object) -> None:
     reference, stacked = train(model, "reference"), train(model, "stacked")
@@ -76,6 +77,7 @@ def test_engines_agree_on_layers_that_mix_rows_or_draw(model: object) -> None:
         torch.testing.assert_close(stacked.params[name], value, rtol=0, atol=1e-9)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("model", [noisy, attentive])
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_what_a_layer_draws_does_not_depend_on_the_global_generator(model: object, engine: str) -> None:

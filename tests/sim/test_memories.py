@@ -94,6 +94,7 @@ def checkpoint(kept: Memories, path: Path, count: int) -> None:
     kept.saved()
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     steps, st.sampled_from([0, 2**20]), st.booleans(), st.sampled_from([10, 25, 2**14]), st.sampled_from([100, 2**30])
@@ -215,6 +216,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 def test_a_million_memories_need_little_ram_and_only_the_disk_they_use(tmp_path: Path) -> None:
     kept, draws = Memories(1_000_000, folder=tmp_path), np.random.default_rng(0)
     values, touched = torch.randn(2000, 60), np.zeros(1_000_000, dtype=bool)

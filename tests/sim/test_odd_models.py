@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hansa
+from forked import needs_fork
 from hansa.core.errors import PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
@@ -50,6 +51,7 @@ def outcomes(engine: ReferenceEngine, op: Op) -> dict[int, Outcome]:
 
 
 def agree(given: hansa.Task, op: Op, chunk: int | None = None) -> None:
+    needs_fork()
     wanted, *others = (outcomes(engine, op) for engine in engines(given, chunk))
     for got in others:
         assert list(wanted) == list(got)
@@ -94,6 +96,7 @@ def unremembered() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 5), norm, nn.ReLU(), nn.Linear(5, 3)).double()
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize(("model", "loss"), [(dense, relative), (unremembered, "cross_entropy")])
 def test_rows_that_look_at_each_other_stay_with_their_party(model: Any, loss: Any, chunk: int | None) -> None:
@@ -148,6 +151,7 @@ class Counting(nn.Module):
         return y * 2 if len(x) > 3 else y
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("model", [lambda: Reversed().double(), lambda: Counting().double()])
 @pytest.mark.parametrize("scale", [1.0, 1e-8])
 def test_models_that_a_chain_would_not_replay_are_not_replayed(model: Any, scale: float) -> None:

@@ -25,6 +25,7 @@ SOLVERS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(SOLVERS, st.lists(st.integers(1, 23), min_size=1, max_size=6), st.integers(0, 3))
 def test_a_schedule_holds_the_batches_of_each_party(solver: LocalSolver, sizes: list[int], round: int) -> None:

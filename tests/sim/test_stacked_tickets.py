@@ -22,29 +22,20 @@ from hansa.core.registry import register
 from hansa.local import DPSGD, SGD, Adam, Proximal
 from hansa.run.result import Result
 from hansa.schedule import ExponentialDecay
+from hansa.sim import stacked
 from hansa.sim.engine import PartyWork, ReferenceEngine
 from hansa.sim.stack import Stack
 from hansa.sim.stacked import StackedEngine
 from hansa.sim.tickets import TimedFlight, Trained, outcome_of
 from hansa.sim.workers import WorkersEngine, usable
 from hansa.testing.experiments import same_bits
+from small_tasks import chain, halves
 
 DEVICES = {"latency": "exponential", "compute": {"name": "exponential", "mean": 0.1}, "speed": "lognormal"}
-SIZES = [4, 6, 3, 9, 5, 7, 2, 8, 4, 6]
 
 
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.3), nn.Linear(4, 2)).double()
-
-
-def chain() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-
-
-def task(model: Any = chain) -> hansa.Task:
-    make = torch.Generator().manual_seed(1)
-    data = [(torch.randn(n, 3, generator=make).double(), torch.randint(2, (n,), generator=make)) for n in SIZES]
-    return hansa.Task(model, "cross_entropy", data, classes=2)
 
 
 @register("late-drift")
@@ -74,7 +65,7 @@ METHODS = {
 
 def run(method: Any, engine: str = "reference", model: Any = chain, rounds: int = 12, **more: Any) -> Result:
     settings = {"cohort_size": 6, "devices": DEVICES, "seed": 3, **more}
-    return hansa.simulate(method, task(model), rounds=rounds, engine=engine, **settings)
+    return hansa.simulate(method, halves(10, model), rounds=rounds, engine=engine, **settings)
 
 
 def lines(result: Result) -> list[dict[str, Any]]:
@@ -93,9 +84,11 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
         seen.append([(member.party, member.in_round(self.round)) for member in self.members])
 
     monkeypatch.setattr(Stack, "__post_init__", noted)
+    monkeypatch.setattr(stacked, "cores", lambda: 2)  # the number of tickets of a stack depends on it
     return seen
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("model", [chain, net], ids=["chain", "dropout"])
 @pytest.mark.parametrize("name", METHODS)
 def test_stacked_tickets_of_different_rounds_agree_with_the_reference(
@@ -111,6 +104,7 @@ def test_stacked_tickets_of_different_rounds_agree_with_the_reference(
         assert len(set(trained)) == len(trained), "a ticket was trained twice"
 
 
+@pytest.mark.thin(1)
 @pytest.mark.skipif(not usable(torch.device("cpu")), reason="needs two cores and fork")
 @pytest.mark.parametrize("name", ["fedasync", "memory"])
 def test_worker_processes_give_the_bits_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +121,7 @@ def test_worker_processes_give_the_bits_of_the_reference(name: str, monkeypatch:
     assert max(sizes) > 1, "no two tickets were trained at once"
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("name", ["fedasync", "co-op", "memory"])
 def test_a_resumed_run_in_stacks_has_the_same_bits(
     name: str, tmp_path: Path, stacks: list[list[tuple[int, int]]]
@@ -198,7 +193,7 @@ def watched() -> Result:
 
 
 def test_a_ticket_whose_party_has_another_memory_by_now_is_trained_again() -> None:
-    given = task()
+    given = halves(10)
     objective = Objective(given.model, given.loss, 3)
     engine = StackedEngine(objective, given.holdings(objective), 3)
     payload = {"model": objective.initial._asdict()}

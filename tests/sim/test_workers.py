@@ -14,6 +14,7 @@ from torch import nn
 
 import hansa
 from hansa.core.errors import PartyError, RuntimeFailure
+from hansa.core.forking import check_fork
 from hansa.core.objective import Objective
 from hansa.sim.engine import PartyWork, ReferenceEngine
 from hansa.sim.workers import WorkersEngine
@@ -32,6 +33,7 @@ def task() -> hansa.Task:
     return hansa.Task(model, "cross_entropy", (x, y, np.concatenate([[0], np.cumsum(SIZES)])))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -73,6 +75,7 @@ def test_data_that_were_prepared_reach_the_workers() -> None:
     assert same_bits(runs[0].state.tree(), runs[1].state.tree())
 
 
+@pytest.mark.slow
 def test_a_run_whose_parent_was_killed_at_work_can_be_resumed_at_once(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
@@ -106,6 +109,7 @@ def test_a_run_whose_parent_was_killed_at_work_can_be_resumed_at_once(tmp_path: 
 
 
 def make(workers: int = 2) -> WorkersEngine:
+    check_fork("this test needs forked processes", "run it alone")
     given = task()
     objective = Objective(given.model, given.loss, 0)
     return WorkersEngine(ReferenceEngine(objective, given.holdings(objective), 0), workers)
@@ -149,6 +153,7 @@ def test_an_error_at_a_party_is_named_as_in_the_reference() -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(

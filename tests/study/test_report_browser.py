@@ -16,7 +16,7 @@ from hansa.report.html import Sheet, TableCell, write_report
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser's driver (playwright) is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PATIENT = 600_000.0  # milliseconds; a slow machine takes its time
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
 MILLIMETRE = 96 / 25.4
 
 

@@ -99,6 +99,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     return folder, report.write(results, folder)
 
 
+@pytest.mark.slow
 def test_a_report_is_written_as_html_and_markdown_with_each_picture_as_png_and_svg(
     whole: tuple[Path, list[Path]],
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_report_is_written_as_html_and_markdown_with_each_picture_as_png_and_s
     assert {folder / link for link in linked} == {path for path in written if path.suffix == ".png"}
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_has_its_sections_in_order(whole: tuple[Path, list[Path]]) -> None:
     page = whole[0].joinpath("report.html").read_text()
     structure = Structure(page)
@@ -131,6 +133,7 @@ def test_the_page_is_well_formed_and_has_its_sections_in_order(whole: tuple[Path
     assert "it ran out of &lt;memory&gt;" in page and "a better value may lie beyond" in page
 
 
+@pytest.mark.slow
 def test_labels_are_taken_literally_in_every_form(tmp_path: Path) -> None:
     results = made_up(NASTY, (NASTY[0], NASTY[1]), 2, 3, adversaries=("none", NASTY[2]), name=NASTY[0],
                       failed=lambda cell: NASTY[1] if cell.algorithm == NASTY[-1] else None)  # fmt: skip
@@ -178,6 +181,7 @@ ODD: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_studies_have_a_good_report(name: str) -> None:
     results = made_up(**{"rounds": 5, "seeds": 2, "task": NO_DATA, **ODD[name]})

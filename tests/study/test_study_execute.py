@@ -160,6 +160,7 @@ def data():
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_takes_only_its_run_with_it_and_another_gives_the_bits_of_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find worker processes")
 def test_killed_in_the_middle_and_started_again_a_study_repeats_nothing(tmp_path: Path) -> None:
     rounds = 60

@@ -35,6 +35,7 @@ def test_the_worst_tenth_is_of_the_metric_that_the_study_compares_by(metric: str
     assert measure_of("worst_tenth", metric).label == f"worst tenth's {'AUC' if plain == 'auc' else plain}"
 
 
+@pytest.mark.slow
 def test_every_view_of_a_study_by_auc_shows_the_worst_tenth_of_auc(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +94,7 @@ def test_an_interval_that_reaches_beyond_the_possible_values_is_marked(
     assert written(found, measure=measure_of(measure, metric)).endswith("!") is beyond
 
 
+@pytest.mark.slow
 def test_a_meaningless_interval_is_said_to_be_one_wherever_it_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

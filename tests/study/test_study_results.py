@@ -119,6 +119,7 @@ def test_unknown_names_are_one_sentence() -> None:
         found.curve("b", "iid", "accuracy")
 
 
+@pytest.mark.slow
 def test_results_come_back_from_their_folder_as_they_were(tmp_path: Path) -> None:
     found = hansa.compare(["fedavg", "fedprox"], partitions=["iid", "dirichlet:0.5"], parties=4, seeds=2, rounds=2,
                           target=0.2, jobs=1, folder=tmp_path / "one", model={"name": "2nn", "hidden": 16},

@@ -199,6 +199,7 @@ def test_fields_without_a_name_are_common_and_another_name_drops_the_old_ones_fi
 runner = CliRunner()
 
 
+@pytest.mark.slow
 def test_the_command_compares_tells_it_as_one_object_and_a_failed_run_is_the_exit_code_1(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(
         '[task]\ndataset = "digits"\nmodel = { name = "2nn", hidden = 16 }\n[partition]\nparties = 4\n'
@@ -218,6 +219,7 @@ def test_the_command_compares_tells_it_as_one_object_and_a_failed_run_is_the_exi
     assert shown.exit_code == 0 and len(json.loads(shown.output)["rounds"]) == 2
 
 
+@pytest.mark.slow
 def test_a_report_is_made_anew_and_the_table_printed(tmp_path: Path) -> None:
     hansa.compare(["fedavg", "fedprox"], partitions=["iid"], parties=4, seeds=1, rounds=2, jobs=1, target=0.1,
                   folder=tmp_path / "one", model={"name": "2nn", "hidden": 16})  # fmt: skip

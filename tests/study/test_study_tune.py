@@ -125,6 +125,7 @@ def test_edges_are_of_numbers_with_more_than_one_value() -> None:
     assert not tune.at_edge(tried, {"lr": 0.2, "flag": 1})
 
 
+@pytest.mark.slow
 def test_what_won_is_in_the_cells_and_tuning_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = replace(study(tune={"local.lr": [0.001, 0.3]}), folder=tmp_path / "one")
     results = run_study(plan)

@@ -61,11 +61,13 @@ def small(name: str) -> LocalSolver:
     return solver
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("name", OURS)
 def test_every_registered_solver_keeps_the_promises(name: str) -> None:
     check_solver(small(name), PAYLOADS.get(name, extra))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [
     SGD(batch=2, weight_decay=0.1), SGD(batch=3, momentum=0.9, nesterov=True), Proximal(batch=2, mu=0.5),
     Proximal(batch=2, mu=0.5, gamma=0.4), DPSGD(batch=3, clip=0.5, momentum=0.5), DPSGD(batch=None, sigma=0.0),

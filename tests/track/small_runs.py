@@ -8,22 +8,14 @@ from typing import Any
 import torch
 
 import hansa
+from digits import digits
 
-EXPERIMENT = """
-[task]
-dataset = "digits"
-model = "logistic"
-[partition]
-name = "dirichlet"
-parties = 4
-alpha = 0.5
-[algorithm]
-name = "fedavg"
-local = { lr = 0.5, batch = 50 }
-[run]
-rounds = 3
-engine = "reference"
-"""
+EXPERIMENT = digits(
+    partition={"name": "dirichlet", "alpha": 0.5},
+    algorithm={"local": {"lr": 0.5, "batch": 50}},
+    rounds=3,
+    engine="reference",
+)
 
 
 def linear() -> torch.nn.Module:

@@ -163,22 +163,16 @@ class Clock:
             time.sleep(0.001)
 
 
-@pytest.mark.parametrize(("hours", "given_up"), [(0.1, False), (1.0, True)])
-def test_a_tracker_at_work_is_waited_for_longer_than_an_idle_one_but_not_for_ever(
-    hours: float, given_up: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Starting may take minutes on a slow machine, unlike a server that does not answer."""
-    clock = Clock()
+def closed(monkeypatch: pytest.MonkeyPatch, starts: Callable[[Any, Clock], None]) -> tuple[str | None, Clock]:
+    """Close a delivery whose run is started after that; returns what was lost, and the clock."""
+    clock, ended = Clock(), threading.Event()
     monkeypatch.setattr(delivery, "time", clock)
-    ended = threading.Event()
 
-    def starts(what: str) -> None:
+    def waits(what: str) -> None:
         ended.wait()
-        while clock.now < 3600 * hours and not clock.over:
-            way._sink.busy_reports += 1
-            clock.go(10.0)
+        starts(way, clock)
 
-    HOOK.append(starts)
+    HOOK.append(waits)
     way = delivery.Delivery(DiaryTracker(wait=20.0), lambda event, state: None)
     way.put({"do": "open", "about": {"run": "r", "experiment": "e", "record": {}, "mark": "m", "parent": None},
              "state": {}})  # fmt: skip
@@ -190,30 +184,29 @@ def test_a_tracker_at_work_is_waited_for_longer_than_an_idle_one_but_not_for_eve
     lost = way.close(look)
     clock.over = True
     assert over("diary")
+    return lost, clock
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hours", "given_up"), [(0.1, False), (1.0, True)])
+def test_a_tracker_at_work_is_waited_for_longer_than_an_idle_one_but_not_for_ever(
+    hours: float, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting may take minutes on a slow machine, unlike a server that does not answer."""
+
+    def starts(way: Any, clock: Clock) -> None:
+        while clock.now < 3600 * hours and not clock.over:
+            way._sink.busy_reports += 1
+            clock.go(10.0)
+
+    lost, clock = closed(monkeypatch, starts)
     assert clock.now > 60 and (lost is not None) == given_up
     assert lost is None or "diary did not get the start of the run: it took longer than 6" in lost
 
 
 def test_time_in_which_the_machine_stops_this_process_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, ended = Clock(), threading.Event()
-    monkeypatch.setattr(delivery, "time", clock)
-
-    def starts(what: str) -> None:
-        ended.wait()
-        clock.go(3600.0)
-
-    HOOK.append(starts)
-    way = delivery.Delivery(DiaryTracker(wait=20.0), lambda event, state: None)
-    way.put({"do": "open", "about": {"run": "r", "experiment": "e", "record": {}, "mark": "m", "parent": None},
-             "state": {}})  # fmt: skip
-
-    def look() -> bool:
-        ended.set()
-        return False
-
-    lost = way.close(look)
-    clock.over = True
-    assert over("diary") and lost is None and clock.now == 3600.0
+    lost, clock = closed(monkeypatch, lambda way, clock: clock.go(3600.0))
+    assert lost is None and clock.now == 3600.0
 
 
 def test_who_has_had_enough_of_the_wait_is_not_held_up(tmp_path: Path) -> None:
@@ -307,6 +300,7 @@ def test_a_process_that_dies_is_begun_again_and_misses_nothing(
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+@pytest.mark.slow
 def test_a_process_says_that_it_is_at_work(chatty_is_known: Path) -> None:
     sink = sinks.ProcessSink(Chatty(path=str(chatty_is_known), starts=1.0), lambda sentence: None)
     about = {"run": "r", "experiment": "e", "record": {}, "mark": "m"}

@@ -57,6 +57,7 @@ def test_a_finished_folder_is_tracked_afterwards_and_only_once(tmp_path: Path) -
     assert path.read_bytes() == before and len(before.splitlines()) == 6
 
 
+@pytest.mark.slow
 def test_console_says_a_round_a_line_and_the_last_line_is_still_the_json_object(tmp_path: Path) -> None:
     path = experiment_file(tmp_path)
     command = [sys.executable, "-m", "hansa.cli", "run", str(path), "--json", "--track", "console", "--out", "out"]
@@ -92,6 +93,7 @@ def test_the_command_line_refuses_in_one_sentence(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_back_every_round_once_after_a_resume(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra hansa[tensorboard] is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

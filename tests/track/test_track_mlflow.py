@@ -26,7 +26,10 @@ from hansa.track import RunInfo, track_folder
 from hansa.track.mlflow import PATIENCE, make_database
 
 mlflow = pytest.importorskip("mlflow", reason="the extra hansa[mlflow] is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore:.*type hint:UserWarning")  # MLflow's own, of its own code
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*type hint:UserWarning"),
+]  # MLflow's own, of its own code
 
 WAIT = 600.0  # seconds; a busy machine may be slow
 

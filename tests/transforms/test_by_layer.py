@@ -12,6 +12,7 @@ from test_compressed_runs import run
 from torch import Tensor
 
 import hansa
+from digits import digits
 from hansa.core.errors import ConfigError
 from hansa.core.op import like
 from hansa.experiment.config import parse_set, read
@@ -51,6 +52,7 @@ def test_the_parameters_of_a_pattern_are_one_vector() -> None:
     assert set(kept.nonzero().flatten().tolist()) == set(weights.topk(5).indices.tolist())
 
 
+@pytest.mark.slow
 def test_the_errors_of_groups_are_remembered_apart() -> None:
     rule = ByLayer(("0.*", "*"), (ErrorFeedback(TopK(k=5)), Int8())).of_model(LAYERS)
     _, memory = rule.pack(party(1), "w", vector(), None)
@@ -108,23 +110,12 @@ def test_tables_that_cannot_work_are_refused(make: Callable[[], Any], reason: st
         make()
 
 
-FILE = """
-[task]
-dataset = "digits"
-model = "2nn"
-[partition]
-name = "iid"
-parties = 3
-[algorithm]
-name = "fedavg"
-[run]
-rounds = 1
-compress = { "*bias" = "identity", "*" = { name = "error-feedback", inner = { name = "top-k", share = 0.05 } } }
-"""
-
-
 def test_a_file_and_the_command_line_name_the_transforms_of_layers(tmp_path: Path) -> None:
-    (tmp_path / "layers.toml").write_text(FILE)
+    (tmp_path / "layers.toml").write_text(
+        digits(3, "2nn", rounds=1, compress={
+            "*bias": "identity", "*": {"name": "error-feedback", "inner": {"name": "top-k", "share": 0.05}}
+        })
+    )  # fmt: skip
     experiment = read(tmp_path / "layers.toml")
     compress = experiment.run.compress
     assert compress == ByLayer(("*bias", "*"), (IdentityTransform(), ErrorFeedback(TopK(share=0.05))))

@@ -24,6 +24,8 @@ from hansa.sim.stacked import StackedEngine
 from hansa.testing import check_engines, check_replay, experiment_for
 from hansa.testing.transforms import _party as party_of_suite
 from hansa.transforms import Clip, ClippedUpdate, Int8, Packed, Transform
+from shapes import by_shape
+from small_tasks import learnable
 
 ALGORITHMS = {
     name: part
@@ -43,14 +45,8 @@ def normed() -> nn.Module:
 
 
 def task(model: Any = mlp, parties: int = 6) -> hansa.Task:
-    draws = torch.Generator().manual_seed(0)
-    truth = torch.randn(4, 3, generator=draws, dtype=torch.float64)
-
-    def pair(n: int) -> tuple[Tensor, Tensor]:
-        x = torch.randn(n, 4, generator=draws, dtype=torch.float64)
-        return x, (x @ truth).argmax(1)
-
-    return hansa.Task(model, "cross_entropy", [pair(16 + 3 * k) for k in range(parties)], test=pair(40), classes=3)
+    *pairs, test = learnable([16 + 3 * k for k in range(parties)] + [40])
+    return hansa.Task(model, "cross_entropy", pairs, test=test, classes=3)
 
 
 def run(algorithm: hansa.Algorithm | None = None, given: hansa.Task | None = None, **settings: Any) -> hansa.Result:
@@ -58,7 +54,8 @@ def run(algorithm: hansa.Algorithm | None = None, given: hansa.Task | None = Non
     return hansa.simulate(chosen, given or task(), **{"rounds": 3, "engine": "reference", **settings})
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.thin(1)
+@pytest.mark.parametrize("name", by_shape(ALGORITHMS))
 def test_every_algorithm_that_trains_works_with_int8_in_every_engine_and_after_a_resume(name: str) -> None:
     algorithm = ALGORITHMS[name]()
     assert isinstance(algorithm, hansa.Algorithm)
@@ -70,6 +67,7 @@ def test_every_algorithm_that_trains_works_with_int8_in_every_engine_and_after_a
     assert all("rejected" not in line for line in reference.history)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("fusion", ["median", "krum", "trimmed-mean", "geometric-median", "norm-clip"])
 @pytest.mark.parametrize("engine", ["reference", "stacked", "workers"])
 def test_fusions_that_see_each_update_see_the_opened_update(fusion: str, engine: str) -> None:
@@ -80,6 +78,7 @@ def test_fusions_that_see_each_update_see_the_opened_update(fusion: str, engine:
     assert 0 < float((small.state.params.w - plain.state.params.w).abs().max()) < 0.1
 
 
+@pytest.mark.slow
 def test_a_lossless_transform_changes_no_bit_of_any_verb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StackedEngine, "ahead", 1)  # packed tickets are not stacked, and stacks may differ in last bits
     for algorithm in (hansa.FedAvg(local=LOCAL), hansa.FedBuff(local=LOCAL, buffer=2), hansa.FSVRG(),
@@ -184,6 +183,7 @@ def test_no_two_vectors_of_a_party_draw_the_same_random_numbers() -> None:
 # The party's memory of a transform.
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ["reference", "stacked", "workers"])
 @pytest.mark.parametrize("split", [False, True])
 def test_what_a_party_carries_over_is_kept_with_its_memory(engine: str, split: bool) -> None:
@@ -199,6 +199,7 @@ def test_what_a_party_carries_over_is_kept_with_its_memory(engine: str, split: b
             torch.testing.assert_close(value, reference.memories[party][name], rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_what_is_left_out_of_one_round_is_sent_in_a_later_one() -> None:
     """The sum of what a party sends is the sum of its updates, up to what it still carries."""
     local = SGD(lr=1e-3, steps=1, batch=None)  # its updates are below half a step of the transform
@@ -223,6 +224,7 @@ def test_the_vectors_of_different_ops_have_memories_of_their_own() -> None:
 # The aggregator checks what it opens.
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 @pytest.mark.parametrize("algorithm", [*SEEN, hansa.FedBuff(local=LOCAL, buffer=2)], ids=["reduce", "gather", "submit"])
 def test_the_limit_on_norms_is_that_of_the_opened_update(algorithm: hansa.Algorithm, engine: str) -> None:
@@ -272,6 +274,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("lie", HOSTILE)
 @pytest.mark.parametrize("algorithm", SEEN, ids=["reduce", "gather"])
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
@@ -302,6 +305,7 @@ def test_a_stack_with_one_hostile_row_loses_that_row_only(monkeypatch: pytest.Mo
 # Attackers change an update before it is packed.
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("attack", ["sign-flip", "alie", "gaussian", "ipm"])
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 def test_forged_updates_are_packed_too(attack: str, engine: str) -> None:
@@ -336,6 +340,7 @@ def test_attackers_keep_the_memory_of_their_transform() -> None:
 # Together with privacy.
 
 
+@pytest.mark.slow
 def test_a_transform_that_commutes_with_sums_works_with_a_secure_sum() -> None:
     hidden = {"secure": "masking", "range": 8.0}
     for algorithm in (hansa.FedAvg(local=LOCAL), hansa.Scaffold(local=Controlled(lr=0.1, steps=4))):

@@ -40,6 +40,7 @@ def test_the_transforms_of_hansa_are_these() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("name", OURS)
 def test_every_registered_transform_keeps_the_promises(name: str, pool: PartyPool) -> None:
     transform = registered("transform")[name]()
@@ -67,6 +68,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", OTHERS, ids=str)
 def test_other_settings_and_transforms_with_parts_that_add_or_with_a_memory_keep_them(transform: Transform) -> None:
     check_transform(transform)
@@ -153,6 +155,7 @@ for number, broken in enumerate((OfGlobalState, AnnouncesLess, ChangesTheVector,
     register(f"test-broken-{number}")(broken)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("transform", "reason"),
     [

@@ -42,7 +42,7 @@ def refusal(method: str, transform: str) -> str | None:
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.thin(0)
 @pytest.mark.parametrize("transform", PACKED)
 @pytest.mark.parametrize("method", EVERY)
 def test_a_method_with_a_transform_gives_one_model_everywhere_or_is_refused(

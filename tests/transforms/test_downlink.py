@@ -23,12 +23,14 @@ METHODS = [hansa.FedAvg(local=LOCAL), hansa.Scaffold(local=Controlled(lr=0.1, st
            hansa.FedPer(local=LOCAL), hansa.FSVRG()]  # fmt: skip
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda part: part.name)
 def test_a_lossless_transform_of_models_changes_no_bit(algorithm: hansa.Algorithm) -> None:
     plain, same = (run(algorithm, compress_down=c) for c in (None, "identity"))
     assert torch.equal(plain.state.params.w, same.state.params.w)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda part: part.name)
 def test_every_engine_gives_the_same_model_with_fewer_bytes_down(algorithm: hansa.Algorithm) -> None:
     settings: dict[str, Any] = {"compress_down": ErrorFeedback(Int8()), "compress": ErrorFeedback(QSGD(8))}
@@ -48,6 +50,7 @@ def test_a_resumed_run_has_the_same_bits() -> None:
     check_replay(hansa.FedAvg(), check_engines(hansa.FedAvg(), **DOWN), **DOWN)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_separate_processes_have_the_same_bits() -> None:
     pool = PartyPool()

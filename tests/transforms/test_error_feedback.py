@@ -95,6 +95,7 @@ def test_a_rejected_reply_changes_no_error() -> None:
     assert all(len(line["rejected"]) == 6 for line in done.history) and len(done.memories) == 0
 
 
+@pytest.mark.slow
 def test_error_feedback_reaches_the_model_that_top_k_alone_does_not() -> None:
     local, one = SGD(lr=0.1, steps=5, batch=None), task(parties=3)
 

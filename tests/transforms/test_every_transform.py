@@ -42,6 +42,7 @@ TRANSFORMS: dict[str, Transform] = {
 }  # fmt: skip
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_engine_gives_the_same_model(transform: str, method: str) -> None:
@@ -56,6 +57,7 @@ def test_every_engine_gives_the_same_model(transform: str, method: str) -> None:
     assert [line["bytes_up"] for line in stacked.history] == [line["bytes_up"] for line in reference.history]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["ef-top-k", "elias", "qsgd", "shared"])
 def test_worker_processes_give_the_same_model(transform: str) -> None:
     reference, workers = (
@@ -135,6 +137,7 @@ LIES: dict[str, tuple[Transform, Callable[[dict[str, Tensor]], object], str]] = 
 }
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("engine", ["reference", "stacked"])
 @pytest.mark.parametrize("method", ["fedavg", "median"])

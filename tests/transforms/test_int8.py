@@ -29,6 +29,7 @@ def through(value: Tensor, transform: Int8 | None = None, number: int = 1, round
     return rule.open(rule.pack(party(number, round), name, value, None)[0], like(value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_expectation_of_the_opened_vector_is_the_vector(dtype: torch.dtype) -> None:
     value, draws = vector(300, dtype), 4000

@@ -38,6 +38,7 @@ def size_of(parts: dict[str, Tensor]) -> int:
     return sum(part.numel() * part.element_size() for part in parts.values())
 
 
+@pytest.mark.thin(0)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "rule", [QSGD(2, 32), QSGD(4, 100), QSGD(8), StochasticRounding(0.25, 4), StochasticRounding(0.01, 2)], ids=str

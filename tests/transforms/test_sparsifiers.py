@@ -76,6 +76,7 @@ def test_an_update_that_is_not_finite_is_rejected(rule: Transform, bad: float) -
     assert isinstance(found, str) and "not finite" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [50, 5000])
 def test_the_mean_of_scaled_rand_k_is_the_vector_and_its_error_that_of_the_card(d: int) -> None:
     value, draws, k = vector(d), 3000, d // 10

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from league import PARTIES, League, samples
+from league import PARTIES, League
 
+from digits import digits
 from hansa.net.local import free_port
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the live page is not tried: there is no Playwright")
+
+pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 if CHROMIUM is None:
     pytest.skip(
@@ -78,8 +81,7 @@ class Sight:
 def league(tmp_path_factory: pytest.TempPathFactory) -> Iterator[League]:
     """A federation with a long job, whose page keeps its port."""
     league = League(tmp_path_factory.mktemp("live") / "league", admin=f"127.0.0.1:{free_port()}")
-    for party, name in enumerate(PARTIES):
-        league.join(name, samples(party))
+    league.join_all()
     yield league
     league.close()
 
@@ -325,18 +327,6 @@ def test_it_fits_a_narrow_screen_and_moves_nothing_for_who_wants_that(browser: A
 
 # A simulation
 
-SIMULATION = """
-[task]
-dataset = "digits"
-model = "logistic"
-[partition]
-name = "iid"
-parties = 4
-[run]
-rounds = {rounds}
-engine = "reference"
-"""
-
 
 @pytest.fixture
 def simulated(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
@@ -344,7 +334,7 @@ def simulated(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[s
     started: list[subprocess.Popen[str]] = []
 
     def start(rounds: int, *more: str) -> tuple[subprocess.Popen[str], str]:
-        (tmp_path / "digits.toml").write_text(SIMULATION.format(rounds=rounds))
+        (tmp_path / "digits.toml").write_text(digits(rounds=rounds, engine="reference"))
         command = [sys.executable, "-m", "hansa.cli", "run", "digits.toml", "--out", "seen", "--ui", *more]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from league import PARTIES, PATIENCE, League, samples
+from league import PARTIES, PATIENCE, League, samples, until
 
 from hansa.cli import network  # noqa: F401 (adds the commands of a federation)
 from hansa.cli.app import app
+from hansa.core.errors import HansaError
+from hansa.experiment.config import parse
+from hansa.net.aggregator import runtime
 from hansa.net.aggregator.federation import ADMIN_TOKEN, new_admin_token
 from hansa.net.aggregator.live import Live, Verifier
+from hansa.net.party import agent, approval_gate
+from hansa.net.party.approvals import Approvals
 from hansa.ui.events import SUBSCRIBERS
 from hansa.ui.page import BODY, FILES, HEADERS, WRONG
 
@@ -89,11 +95,6 @@ class Events:
         self.line.close()
 
 
-def crowd(league: League) -> None:
-    for party, name in enumerate(PARTIES):
-        league.join(name, samples(party))
-
-
 def tree(rounds: int = 3, **run: Any) -> dict[str, Any]:
     return {"task": {"parties": ["x"], "model": "logistic"}, "run": {"rounds": rounds, **run}}
 
@@ -156,8 +157,9 @@ def test_names_and_addresses_that_are_meant_are_taken(tmp_path: Path) -> None:
 # Events
 
 
+@pytest.mark.slow
 def test_events_tell_of_a_job_from_its_submission_to_its_end(league: League) -> None:
-    crowd(league)
+    league.join_all()
     events = Events(league)
     assert events.got.headers["Content-Type"].startswith("text/event-stream")
     kind, data = events.next()
@@ -182,7 +184,7 @@ def test_events_tell_of_a_job_from_its_submission_to_its_end(league: League) -> 
 
 
 def test_who_comes_back_is_told_what_he_missed(league: League) -> None:
-    crowd(league)
+    league.join_all()
     first = Events(league)
     first.next()
     first.close()
@@ -241,13 +243,6 @@ def test_one_who_reads_nothing_is_cut_off_and_holds_nobody_up(league: League) ->
     quick.close()
 
 
-def until(found: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not found():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-
-
 def test_listeners_are_let_go_as_the_aggregator_ends(league: League) -> None:
     events = Events(league)
     events.next()
@@ -285,6 +280,40 @@ def test_nobody_looks_at_the_record_while_nobody_looks_at_the_page(
     events.next()
     assert looks
     events.close()
+
+
+def test_names_with_a_plus_are_served_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the query of a URL a plus that is not quoted means a space."""
+    monkeypatch.setattr(agent, "HEARTBEAT", 0.02)  # an ask that is not found is abandoned
+    monkeypatch.setattr(approval_gate, "POLL", 1.0)
+    monkeypatch.setattr(runtime, "TICK", 0.05)
+    league = League(tmp_path / "league", ("ann+", "bob"), **ADMIN)
+    operator, chief = league.operator, league.chief()
+    league.join("bob", samples(1))
+    approvals = Approvals(league.join("ann+", samples(0), '[approve]\nmode = "ask"\n').store.folder)
+    algorithm = {"name": "fedcomed+", "local": {"steps": 200}}
+    job, _ = operator.submit(parse({**tree(), "algorithm": algorithm}), "fedcomed+")
+    league.until(lambda: "approval of the owners of: ann+" in str(league.shown(job)["reason"]))
+    approvals.decide(job, approvals.announced(job) or b"", True)
+    league.ended(job)
+    ended = operator.job(job)
+    assert (job, ended["status"], ended["absent"]) == ("fedcomed+-1", "finished", {})
+    assert [(one["job"], one["name"]) for one in operator.jobs()] == [(job, "fedcomed+")]
+    shown = [chief.call("GET", f"/v1/jobs/{quoted}").body for quoted in (job, "fedcomed%2B-1")]
+    assert shown[0] == shown[1] and json.loads(shown[0])["rounds"][-1]["members"] == ["ann+", "bob"]
+    assert hashlib.sha256(operator.pull(job, tmp_path / job).read_bytes()).hexdigest() == ended["model"]
+    assert operator.log(job) and not operator.stop(job)
+    status, started = post(league, "/start", {"name": "zeno++", "experiment": EXPERIMENT.format(rounds=9)})
+    assert (status, started["job"]) == (200, "zeno++-1")
+    assert post(league, "/stop", {"job": "zeno++-1"}) == (200, {"job": "zeno++-1", "stopped": True})
+    events = Events(league)
+    values = events.next()[1]["values"]
+    assert {one["job"] for one in values["jobs"]} == {job, "zeno++-1"} and "party:ann+" in values
+    events.close()
+    assert operator.revoke("ann+") == 1 and operator.invite("ann+").name == "ann+.token"
+    with pytest.raises(HansaError, match="a name is 1 to 64"):  # the job's id is longer than its name
+        operator.submit(parse(tree()), "a" * 63)
+    league.close()
 
 
 # Parties
@@ -351,7 +380,7 @@ def test_of_very_many_parties_those_with_trouble_are_shown(tmp_path: Path, monke
 
 
 def test_a_log_that_was_changed_does_not_verify(league: League) -> None:
-    crowd(league)
+    league.join_all()
     league.ended(league.submit(tree(2)))
     authority = (league.folder / "ca.pem").read_bytes()
     whole = Verifier(league.ledger, authority)
@@ -445,7 +474,7 @@ def test_a_stopped_job_is_stopped_for_good_and_the_log_says_by_whom(league: Leag
 
 
 def test_a_job_is_started_as_submit_does_and_the_log_says_by_whom(league: League) -> None:
-    crowd(league)
+    league.join_all()
     status, data = post(league, "/start", {"name": "heart", "experiment": EXPERIMENT.format(rounds=2)})
     assert status == 200 and data["job"] == "heart-1" and any("own data" in note for note in data["notes"])
     assert league.ended("heart-1")["status"] == "finished"

@@ -53,6 +53,7 @@ def run(own: FedV, rounds: int = 1, **fields: Any) -> hansa.Result:
     return hansa.simulate(own, settings.pop("task", None) or task(own.loss), **settings)
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("loss", ["linear", "logistic", "svm"])
 def test_the_gradient_is_the_centralised_one(loss: Any) -> None:
     """The support vector machine has the squared hinge loss: the aggregator sees scores and labels."""
@@ -226,6 +227,7 @@ def test_a_batch_of_too_few_residuals_is_skipped() -> None:
 # Bad input
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("points", ["invalid", "short"])
 def test_ciphertexts_outside_the_group_are_named_and_nothing_is_lost(
     points: str, monkeypatch: pytest.MonkeyPatch

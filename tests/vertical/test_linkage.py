@@ -25,7 +25,8 @@ def people(count: int) -> list[str]:
     draw = np.random.default_rng(1)
     days = draw.integers(0, 20_000, count)
     return [
-        f"{FIRST[k % 10]} {LAST[(k // 10) % 10]}|{np.datetime64('1950-01-01') + int(days[k])}" for k in range(count)
+        f"{FIRST[k % 10]} {LAST[(k // 10) % 10]}|{np.datetime64('1950-01-01') + np.timedelta64(int(days[k]), 'D')}"
+        for k in range(count)
     ]
 
 

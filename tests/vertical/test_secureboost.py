@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from columns import Messages
 from columns_of_trees import HOLDER, PEOPLE, TESTS, WIDTHS, joined, run, task, trees_of, whole_task
 
 import hansa
@@ -16,7 +17,6 @@ from hansa.classical.trees import gradients
 from hansa.classical.trees.bins import Bins
 from hansa.core.errors import ConfigError
 from hansa.secure.additive import AdditivePrivateKey, AdditivePublicKey
-from hansa.sim import runtime
 from hansa.testing import same_bits
 from hansa.vertical.encrypted_bins import Fields, Layout
 from hansa.vertical.split_ops import Roles
@@ -27,7 +27,6 @@ from hansa.vertical.tree_ops import BoostTrees
 
 DEPTH, BINS = 3, 8
 PLAIN: dict[str, Any] = {"match": "same", "bins": BINS, "max_depth": DEPTH, "key_bits": 1024}
-Messages = list[tuple[int, int, dict[str, torch.Tensor]]]
 
 
 def boosted(**fields: Any) -> SecureBoost:
@@ -38,6 +37,7 @@ def on_joined_columns(own: hansa.Algorithm, rounds: int, classes: int) -> hansa.
     return hansa.simulate(own, whole_task(classes), rounds=rounds, seed=4, progress=False)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("classes", [2, 3, 0])
 @pytest.mark.parametrize("fields", [{}, {"min_samples": 5, "lr": 0.1, "l2": 0.0, "gamma": 0.05, "min_weight": 0.3}])
 def test_splits_leaves_and_gains_equal_those_of_the_joined_columns(classes: int, fields: dict[str, Any]) -> None:
@@ -62,6 +62,7 @@ def test_predictions_equal_those_of_the_joined_columns(classes: int) -> None:
         assert ours.history[-1]["accuracy"] == float((scores.argmax(1).numpy() == y).mean())
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("classes", [3, 0])
 @pytest.mark.parametrize("fields", [{}, {"bootstrap": False, "columns": 1.0}])
 def test_a_forest_equals_that_of_the_joined_columns(classes: int, fields: dict[str, Any]) -> None:
@@ -90,23 +91,6 @@ def test_two_runs_have_the_same_bits() -> None:
 
 
 # Who is sent what
-
-
-@pytest.fixture
-def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
-    """All messages of the sessions of a simulation."""
-    seen: Messages = []
-    plain = runtime.converse
-
-    def watched(talks: Any, check: Any) -> Any:
-        def noted(sender: int, receiver: int, number: int, message: Any) -> Any:
-            seen.append((sender, receiver, dict(message)))
-            return check(sender, receiver, number, message)
-
-        return plain(talks, noted)
-
-    monkeypatch.setattr(runtime, "converse", watched)
-    return seen
 
 
 def test_passive_parties_get_ciphertexts_of_the_gradients_and_node_numbers_alone(messages: Messages) -> None:

@@ -92,6 +92,7 @@ def other_sums(message: Message) -> None:
         bits[0] = key.rows(key.encrypt([2**59], Stream(b"lie")))[0]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("name", "lie", "reason"),
     [
@@ -117,6 +118,7 @@ def test_lies_of_a_passive_party_are_named_and_nothing_is_lost(
     assert same_bits(trees_of(result), trees_of(honest)) and "empty" not in result.history[2]
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("name", "lie", "reason"),
     [

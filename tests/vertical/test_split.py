@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from columns import Messages
 from torch import Tensor, nn
 
 import hansa
@@ -20,7 +21,6 @@ from hansa.core.params import Params
 from hansa.models.dense import Logistic, TwoNN
 from hansa.models.model import Model
 from hansa.report.display import rows_of
-from hansa.sim import runtime
 from hansa.testing import same_bits
 from hansa.vertical import modules
 from hansa.vertical.modules import fitted
@@ -153,6 +153,7 @@ def test_one_step_equals_that_of_the_unsplit_network(shape: str) -> None:
     assert all(not torch.equal(start[name], after[name]) for name in start)  # every piece was trained
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     "settings",
@@ -180,25 +181,6 @@ def test_the_aggregator_gets_no_piece_and_the_loss_falls() -> None:
 
 
 # Who is sent what
-
-Messages = list[tuple[int, int, dict[str, Tensor]]]
-
-
-@pytest.fixture
-def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
-    """All messages of the sessions of a simulation."""
-    seen: Messages = []
-    plain = runtime.converse
-
-    def watched(talks: Any, check: Any) -> Any:
-        def noted(sender: int, receiver: int, number: int, message: Any) -> Any:
-            seen.append((sender, receiver, dict(message)))
-            return check(sender, receiver, number, message)
-
-        return plain(talks, noted)
-
-    monkeypatch.setattr(runtime, "converse", watched)
-    return seen
 
 
 def test_no_labels_leave_in_the_u_shape(messages: Messages) -> None:

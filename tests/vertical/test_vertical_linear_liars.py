@@ -56,6 +56,7 @@ def flipped(tensor: torch.Tensor, key: AdditivePublicKey) -> torch.Tensor:
     return to_rows([from_rows(tensor)[0] ^ 1 << 60, *from_rows(tensor)[1:]], tensor.shape[1])
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("liar", "name", "change", "reason"),
     [
