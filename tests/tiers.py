@@ -62,14 +62,19 @@ def thin(items: Iterable[pytest.Item]) -> None:
 
 
 def group(items: Iterable[pytest.Item]) -> None:
-    """Have pytest-xdist run tests that share a fixture of a module or of the session in one process."""
+    """Have pytest-xdist run tests that share a fixture of a module or of the session in one process.
+
+    Fixtures of the session count first, and all those of a folder's conftest.py are one: a second Ray cluster, or a
+    second pool of party processes, would take gigabytes.
+    """
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-        for name, definitions in fixtures.items():
-            if definitions[-1].scope in ("module", "session") and definitions[-1].baseid:
-                place = item.path.stem if definitions[-1].scope == "module" else name
-                item.add_marker(pytest.mark.xdist_group(place))
-                break
+        own = {name: definitions[-1] for name, definitions in fixtures.items() if definitions[-1].baseid}
+        session = sorted(each.baseid for each in own.values() if each.scope == "session")
+        if session:
+            item.add_marker(pytest.mark.xdist_group(session[-1]))  # the deepest folder
+        elif any(each.scope == "module" for each in own.values()):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def own_id(test: Any) -> str:
