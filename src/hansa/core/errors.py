@@ -33,8 +33,12 @@ class PartyError(HansaError):
     """A party cannot answer an ask; the aggregator counts the party as missing and records the reason."""
 
 
+class NotAdmitted(PartyError):
+    """A party refuses an ask by declarations and public facts alone, so the reason may be told in full."""
+
+
 class OutOfRange(PartyError):
-    """A party declines because its numbers do not fit a secure sum. That reveals one bit, so the party counts it."""
+    """A party declines because its numbers do not fit a secure sum. A deployed party tells only that it declines."""
 
 
 class ReplayError(HansaError):

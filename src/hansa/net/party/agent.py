@@ -14,9 +14,9 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -28,14 +28,15 @@ from hansa.core.answering import answer
 from hansa.core.ask import op_config, op_of
 from hansa.core.crash_points import reach
 from hansa.core.delivery import Deliver
-from hansa.core.errors import ConfigError, DataError, HansaError, OutOfRange, PartyError
-from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Wrapper, unwrap
+from hansa.core.errors import DataError, HansaError, NotAdmitted, PartyError
+from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, unwrap
 from hansa.core.post import Post
 from hansa.core.session_op import SessionOp
 from hansa.core.stopping import Halted, go_on
 from hansa.local.solver import LocalSolver
 from hansa.net.audit.evidence import make_statement, payload_model_digest, vault_bytes
 from hansa.net.party import own_models
+from hansa.net.party.after_reading import AfterReading, AgentLink
 from hansa.net.party.approval_gate import ApprovalGate, waits
 from hansa.net.party.approvals import Approvals
 from hansa.net.party.asks import AskFiles, AskOutcome, Runner, read_table
@@ -43,7 +44,7 @@ from hansa.net.party.data_watch import LossWatch
 from hansa.net.party.evaluations import check_rows
 from hansa.net.party.gateway import OwnerGateway
 from hansa.net.party.manifest_checks import ApprovedVault, check_number, refuses_ask
-from hansa.net.party.model_watch import LossRefused, ModelLoss, ModelWatch, SeenModels, training_loss
+from hansa.net.party.model_watch import ModelLoss, ModelWatch, SeenModels, training_loss
 from hansa.net.party.policy import parts
 from hansa.net.party.post import HELD, LARGEST
 from hansa.net.party.public_store import PublicStore, named_public
@@ -79,21 +80,40 @@ class Unreadable(DataError):
     """The aggregator provided an invalid message."""
 
 
-class AgentLink(Protocol):
-    """What a worker process asks of its agent."""
+@dataclass(frozen=True)
+class AdmittedAsk:
+    """An ask that the party may answer, by what the request says, what the owner declared and what is public.
 
-    def sign(self, data: bytes) -> tuple[bytes, bytes]:
-        """The party's certificate (PEM) and its signature of a message to other parties."""
+    `settings` is the task with this party's model, `manifest` the one that the owner approved, if approval is needed.
+    """
 
-    def hides(self, job: str, ask: str) -> None:
-        """Learn that an op begins that hides its reply."""
+    op: Op
+    message: dict[str, Any]
+    settings: dict[str, Any]
+    preparations: list[Any]
+    manifest: Manifest | None
+
+
+@dataclass(frozen=True)
+class BookedAsk:
+    """An ask whose party is built, and whose readings the vault will record under its name `ask`."""
+
+    op: Op
+    ask: str
+    party: Party  # with the samples themselves, which is never given to the op
+    data: OwnerGateway  # to the samples, which the op gets
+    here: Party  # the party with `data`
+    payload: Payload
+    memory: Memory
+    settings: dict[str, Any]
+    rule: AfterReading
 
 
 class Worker:
     """Runs asks at the party, in one thread: policy, data, training, memory. It opens no connection.
 
     `data` returns the digest of the party's samples, by which its query budget knows the data set. In a worker process,
-    `agent` signs for it, and learns when an op begins that hides its reply. `changed` looks for new samples at the
+    `agent` signs for it, and learns when an ask begins to read. `changed` looks for new samples at the
     beginning of a round. The query budget counts them with those with which the party started.
     """
 
@@ -119,7 +139,7 @@ class Worker:
         return self._policy.limits.seconds
 
     def declined(self, job: str, ask: str) -> None:
-        """Record that the last worker process ended in an op that hides its reply, which reveals a bit."""
+        """Record that the last worker process ended after it had read, which reveals a bit."""
         self.vault.declined(job, ask)
 
     def take_policy(self) -> None:
@@ -133,10 +153,17 @@ class Worker:
         self.vault.limit_to(policy.privacy.budget, policy.peers)
 
     def answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
-        """Return the reply to an ask, or the reason for a refusal, and whether memory was staged."""
+        """Return the reply to an ask, or the reason for a refusal, and whether memory was staged.
+
+        Three phases: admit the ask by what it says, record what is going to be read, and reply. Once something was
+        read, the only refusal is the constant one (`after_reading`).
+        """
         try:
             with self._policy.only_listed():
-                return self._answer(work, message, task)
+                admitted = self._admit(work, message, task)
+                if isinstance(admitted.op, DataOp):  # it only becomes part of the task, which applies it to the data
+                    return Reply({}), False
+                return self._reply(work, self._book(work, admitted))
         except Halted as halted:
             if halted.reason is None:
                 raise
@@ -154,48 +181,42 @@ class Worker:
         exhausted = self._policy.limits.exhausted(error)
         return exhausted or f"the ask failed at the party ({type(error).__name__}); see the party's log"
 
-    def _answer(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> tuple[Reply | str, bool]:
+    def _admit(self, work: Work, message: dict[str, Any], task: dict[str, Any]) -> AdmittedAsk:
+        """Check an ask by the request, the owner's settings and public facts. Nothing here touches samples."""
         if not _has_fields(message, ASK) or not _has_fields(task, TASK):
             raise DataError("malformed ask: expected op, payload and round, and a task with its preparations")
         if message["round"] != work.round:
             raise DataError(f"malformed ask: it is of round {work.round}, and its message of another round")
-        op = op_of(message["op"], where="ask")
-        settings = self._policy.choose(task["task"], work.party)
-        refused = self._policy.refuses_op(op) or self._policy.refuses_model(settings.get("model"))
-        refused = refused or self._policy.refuses_augment(settings.get("augment"))
-        refused = refused or self._policy.refuses_architecture(message["payload"])
-        if refused is None and "packed" in message:
-            refused = self._policy.refuses_op(transform_of(message["packed"]))
-        if refused is not None:
-            return refused, False
-        manifest = self._approved(work) if self._policy.approve.needed else None
-        refused = self._policy.refuses_weights(op, message["payload"])
-        if refused is None and manifest is not None:
-            name, preparations = self._store.registration()["party"], task["preparations"]
-            refused = refuses_ask(manifest, name, work, op, message, settings, preparations)
-        if refused is not None:
-            return refused, False
-        if isinstance(op, DataOp):  # it only becomes part of the task, which applies it to the data
-            return Reply({}), False
-        if (settings or task["preparations"]) and any(part.name == "describe" for part in parts(op)):
-            # A preparation chosen by the aggregator could be a query: whether values overflow, for example.
-            return "a party describes its data only before there is a task or a preparation", False
-        if settings:
-            where = f" in {self._store.registration()['federation']}" if self._store.enrolled else ""
-            self.vault.fix(work.job, f"task.party_test and task.seed{where}", _split_settings(settings))
-            if "table" in settings:  # another table for every ask would be a question: does a column have this value?
-                self.vault.fix(work.job, f"the columns of the job's table{where}", codec.digest(settings["table"]))
-            if "chosen" in settings:
-                self.vault.fix(work.job, f"models for this party{where}", repr(settings["chosen"]))
-        if work.shown and payload_model_digest(message["payload"]) != work.model:
-            return "the message does not contain the model at the start of its round, as the ask says", False
+        op, policy = op_of(message["op"], where="ask"), self._policy
+        settings = policy.choose(task["task"], work.party)
+        _admit_if(policy.refuses_op(op) or policy.refuses_model(settings.get("model")))
+        _admit_if(policy.refuses_augment(settings.get("augment")) or policy.refuses_architecture(message["payload"]))
+        if "packed" in message:
+            _admit_if(policy.refuses_op(transform_of(message["packed"])))
+        manifest = self._approved(work) if policy.approve.needed else None
+        _admit_if(policy.refuses_weights(op, message["payload"]))
+        if manifest is not None:
+            name = self._store.registration()["party"]
+            _admit_if(refuses_ask(manifest, name, work, op, message, settings, task["preparations"]))
+        if not isinstance(op, DataOp):
+            if (settings or task["preparations"]) and any(part.name == "describe" for part in parts(op)):
+                # A preparation chosen by the aggregator could be a query: whether values overflow, for example.
+                raise NotAdmitted("a party describes its data only before there is a task or a preparation")
+            if work.shown and payload_model_digest(message["payload"]) != work.model:
+                raise NotAdmitted("the message does not contain the model at the start of its round, as the ask says")
+        return AdmittedAsk(op, message, settings, task["preparations"], manifest)
+
+    def _book(self, work: Work, admitted: AdmittedAsk) -> BookedAsk:
+        """Build the party, and record on disk what the ask fixes and what it is going to read."""
+        op, message, settings = admitted.op, admitted.message, admitted.settings
+        self._fix(work.job, settings)
         if self._changed(work):
             self._ready = None  # the party is made again, of the new samples
-        before, preparations = unwrap(op)[1].continues, task["preparations"]
+        before, preparations = unwrap(op)[1].continues, admitted.preparations
         earlier: Memory = {}
         if before is not None:
             earlier, preparations = own_models.continued(self._memory, before)
-        party = self._party(work, settings, preparations, before)
+        party = self._built(work, settings, preparations, before)
         memory = self._memory.recall(work.job, work.tip, {work.base, work.pending})
         if memory is None:
             log.warning("the party's memory is lost; starting with empty memory", extra=_log_fields(work))
@@ -209,54 +230,84 @@ class Worker:
         secret = hashlib.blake2b(inputs.encode(), digest_size=32, key=load_secret(self._folder)).digest()
         ask = hashlib.sha256(secret).hexdigest()  # another secret gives other noise, which costs budget again
         vault, min_cohort = self.vault.for_job(work.job), self._policy.min_cohort
-        if manifest is not None:
-            check_number(manifest, self.vault, op, work)
-            vault = ApprovedVault(self.vault, work.job, manifest)
-            min_cohort = max(min_cohort, manifest.min_cohort)
-        data.open(ask)
+        if admitted.manifest is not None:
+            check_number(admitted.manifest, self.vault, op, work)
+            vault = ApprovedVault(self.vault, work.job, admitted.manifest)
+            min_cohort = max(min_cohort, admitted.manifest.min_cohort)
+        rule = self._rule(work, ask)
+        data.open(ask, rule)
         here = replace(party, data=data, round=message["round"], secret=secret, vault=vault, min_cohort=min_cohort,
                        min_rows=self._policy.min_rows, post=self.post)  # fmt: skip
+        return BookedAsk(op, ask, party, data, here, payload, memory, settings, rule)
 
-        trains = any(isinstance(part, (LocalSolver, SessionOp)) and not part.evaluates for part in parts(op))
-        seen = self._check_model(work, ask, op, replace(here, data=party.data), payload) if trains else None
-        if isinstance(op, Deliver):
-            own_models.keep(self._memory, work.job, party, op.used_by, payload, memory, settings, self._applied)
+    def _reply(self, work: Work, booked: BookedAsk) -> tuple[Reply, bool]:
+        """Run the op. Once it has read, its reply or the constant refusal is all that leaves."""
+        op, party, data, payload, memory = booked.op, booked.party, booked.data, booked.payload, booked.memory
 
         def run() -> tuple[Reply, Memory]:
             device = party.objective.device
+            on_device = _to_device(payload, device), _to_device(memory, device)
             try:
-                result = self._run(work.job, ask, op, here, _to_device(payload, device), _to_device(memory, device))
+                check_rows(op, booked.here, *on_device)  # it runs the model on samples, which may fail
+                result = op.run(booked.here, *on_device)
             finally:
                 data.close()
             reach("party.trained")
             return result
 
-        answered = answer(op, run, lambda: data.spent, lambda staged: self._memory.stage(work.job, work.ask, staged))
-        if seen is not None:
-            self._watch.remember(work.job, seen)
-        self._losses.hear(work, op, answered[0])
+        with booked.rule as rule:
+            if memory and not op.serves:  # made from samples: what the op does with it may depend on them
+                rule.begin()
+            trains = any(isinstance(part, (LocalSolver, SessionOp)) and not part.evaluates for part in parts(op))
+            seen = self._check_model(work, booked) if trains else None
+            if isinstance(op, Deliver):
+                own_models.keep(self._memory, work.job, party, op.used_by, payload, memory, booked.settings,
+                                self._applied)  # fmt: skip
+            answered = answer(
+                op, run, lambda: data.spent, lambda staged: self._memory.stage(work.job, work.ask, staged)
+            )
+            for _ in codec.pieces(answered[0].tree()):  # a reply that cannot be sent is a failure like others
+                pass
+            if seen is not None:
+                self._watch.remember(work.job, seen)
+            self._losses.hear(work, op, answered[0])
         return answered
 
-    def _check_model(self, work: Work, ask: str, op: Op, party: Party, payload: Payload) -> SeenModels:
+    def _fix(self, job: str, settings: Mapping[str, Any]) -> None:
+        """Record the choices of a task that are fixed for its job; a PartyError if they have changed."""
+        if not settings:
+            return
+        where = f" in {self._store.registration()['federation']}" if self._store.enrolled else ""
+        self.vault.fix(job, f"task.party_test and task.seed{where}", _split_settings(settings))
+        if "table" in settings:  # another table for every ask would be a question: does a column have this value?
+            self.vault.fix(job, f"the columns of the job's table{where}", codec.digest(settings["table"]))
+        if "chosen" in settings:
+            self.vault.fix(job, f"models for this party{where}", repr(settings["chosen"]))
+
+    def _rule(self, work: Work, ask: str) -> AfterReading:
+        """The rule about refusals after a reading, for an ask of this name."""
+        return AfterReading(self.vault, self._policy.privacy, self._agent, work, ask)
+
+    def _check_model(self, work: Work, booked: BookedAsk) -> SeenModels:
         """Raise a PartyError for a model that the owner does not let the party train (`[broadcast]`)."""
-        limits = self._policy.broadcast
+        limits, payload = self._policy.broadcast, booked.payload
 
         def loss() -> float:
-            if not self.vault.may_refuse(work.job, ask, limits.refusals):
+            if not self.vault.may_refuse(work.job, booked.ask, limits.refusals):
                 return math.inf
-            data = OwnerGateway(party.data, self._policy, self.vault, work.job, ModelLoss(), payload, self._data())
+            samples = booked.party.data
+            data = OwnerGateway(samples, self._policy, self.vault, work.job, ModelLoss(), payload, self._data())
             data.for_itself()
-            data.open(ask)
+            data.open(booked.ask, booked.rule)
             try:
-                return training_loss(replace(party, data=data), _to_device(payload, party.objective.device))
+                here = replace(booked.here, data=data)
+                return training_loss(here, _to_device(payload, here.objective.device))
             finally:
                 data.close()
 
         try:
-            return self._watch.check(limits, work.job, work.round, op, payload, loss)
+            return self._watch.check(limits, work.job, work.round, booked.op, payload, loss)
         except PartyError as error:
-            if isinstance(error, LossRefused):
-                self.vault.refused(work.job, ask)
             log.warning("model refused: %s", error, extra=_log_fields(work))
             raise
 
@@ -266,22 +317,6 @@ class Worker:
         if last is None or not last[0].approved or work.manifest is None or last[0].manifest != work.manifest.digest:
             raise PartyError(waits(work.job))
         return decode_manifest(last[1])
-
-    def _run(self, job: str, ask: str, op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        """Run an op. The vault counts how often an op that hides its reply fails on the data."""
-        floor = self._policy.privacy
-        hidden = (floor.secure or floor.active) and isinstance(op, Wrapper)
-        if hidden:
-            self.vault.may_decline(job, ask, floor.declines)
-            if self._agent is not None:
-                self._agent.hides(job, ask)
-        try:
-            check_rows(op, party, payload, memory)  # it runs the model on samples, which may fail
-            return op.run(party, payload, memory)
-        except (Exception, Halted) as error:
-            if hidden and _tells(error):
-                self.vault.declined(job, ask)
-            raise
 
     def _input_digest(self, work: Work, memory: Memory) -> str:
         """A hash of everything that a reply depends on.
@@ -294,6 +329,17 @@ class Worker:
                  "data": self._ready[2], "memory": memory, "own": self._policy.own,
                  "device": self._policy.device, "versions": [hansa.__version__, torch.__version__]}  # fmt: skip
         return codec.digest(inputs)
+
+    def _built(self, work: Work, task: dict[str, Any], preparations: list[Any], before: str | None) -> Party:
+        """The party of a task. Building it reads samples, so a failure is one after a reading.
+
+        A `NotAdmitted` is decided by declarations. A failure counts once per task, whatever asks follow.
+        """
+        inputs = {"job": work.job, "task": work.task.digest, "before": before, "data": self._data()}
+        with self._rule(work, codec.digest(inputs)) as rule:
+            if self._ready is None or self._ready[0] != (work.job, work.task.digest, before):
+                rule.begin()
+            return self._party(work, task, preparations, before)
 
     def _party(self, work: Work, task: dict[str, Any], preparations: list[Any], before: str | None) -> Party:
         """The party with prepared data and model, cached until the task changes.
@@ -312,7 +358,7 @@ class Worker:
                 refused = self._policy.refuses_preparation(op) or self._policy.refuses_weights(op, step["payload"])
                 refused = refused if before is None else None  # its own record: the job was allowed to prepare data
                 if refused is not None or not isinstance(op, DataOp):
-                    raise ConfigError(refused or f"{op.name!r} is not a preparation of data")
+                    raise NotAdmitted(refused or f"{op.name!r} is not a preparation of data")
                 op, learned = op.resolved(party, step["payload"])
                 op.apply(party, learned)
                 applied.append({"op": op_config(op), "payload": learned})
@@ -321,11 +367,10 @@ class Worker:
         return self._ready[1]
 
 
-def _tells(error: BaseException) -> bool:
-    """Whether an error in an op may depend on the samples: also that it took too long, as when its worker is killed."""
-    if isinstance(error, Halted):
-        return error.reason is not None
-    return isinstance(error, OutOfRange) or not isinstance(error, HansaError)
+def _admit_if(refused: str | None) -> None:
+    """Raise the reason for a refusal, if there is one."""
+    if refused is not None:
+        raise NotAdmitted(refused)
 
 
 def _has_fields(tree: dict[str, Any], kinds: Mapping[str, type]) -> bool:

@@ -7,27 +7,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from hansa.core.budget import PrivateOp
-from hansa.core.errors import PartyError
+from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.op import Op, Payload, unwrap
 from hansa.data.describe import Describe, over_columns
 from hansa.kernel.gateway import GuardedGateway
+from hansa.net.party.after_reading import AfterReading
 from hansa.net.party.policy import Policy
 from hansa.net.party.query_budget import QueryBudget
 from hansa.net.party.vault import PartyVault
 
 
-@dataclass(frozen=True)
+@dataclass
 class JobLedger:
-    """The readings of one job, recorded in the party's vault within the owner's budget. `data` is the data set."""
+    """The readings of one job, recorded in the party's vault within the owner's budget. `data` is the data set.
+
+    A reading that is not admitted is refused by what was asked before, so the reason may be told. `rule` learns of each
+    reading.
+    """
 
     vault: PartyVault
     job: str
     data: str
     budget: QueryBudget
+    rule: AfterReading | None = None
 
     def read(self, ask: str, purpose: Purpose, op: PrivateOp, n: int, payload: Mapping[str, Any]) -> float | None:
-        return self.vault.read(self.job, ask, purpose, self.data, op, n, payload, self.budget)
+        if self.rule is not None:
+            self.rule.begin()
+        try:
+            epsilon = self.vault.read(self.job, ask, purpose, self.data, op, n, payload, self.budget)
+        except PartyError as error:
+            raise NotAdmitted(str(error)) from None
+        if self.rule is not None:
+            self.rule.sampled()
+        return epsilon
 
 
 class OwnerGateway(GuardedGateway):
@@ -36,11 +50,13 @@ class OwnerGateway(GuardedGateway):
     def __init__(self, samples: SampleGateway, policy: Policy, vault: PartyVault, job: str, op: Op, payload: Payload,
                  data: str = "") -> None:  # fmt: skip
         self._policy, self._limits = policy, policy.evaluate.under(policy.privacy.exists)
-        ledger = JobLedger(vault, job, data, policy.queries)
-        super().__init__(samples, ledger, op, payload, policy.ranges)
+        self._readings = JobLedger(vault, job, data, policy.queries)
+        super().__init__(samples, self._readings, op, payload, policy.ranges)
         self.least, self._checked = self._limits.min_samples or 0, False
 
-    def open(self, ask: str) -> None:
+    def open(self, ask: str, rule: AfterReading | None = None) -> None:
+        """Begin the ask of this name; `rule` is that about refusals once samples were read."""
+        self._readings.rule = rule
         if not self._checked:
             raise PartyError("the ask was not compared with the owner's limits")
         super().open(ask)

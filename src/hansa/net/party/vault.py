@@ -21,7 +21,7 @@ import msgspec
 from hansa.core import disk
 from hansa.core.budget import Accountant, Budget, PrivateOp, Release, charge
 from hansa.core.crash_points import steps
-from hansa.core.errors import DataError, PartyError
+from hansa.core.errors import DataError, NotAdmitted, PartyError
 from hansa.core.gateway import Purpose
 from hansa.core.op import Vault
 from hansa.net.party.peers import Peers, Signer
@@ -105,16 +105,20 @@ class PartyVault:
                 f"the approved manifest allows {most} asks to train per round, and round {round + 1} has more"
             )
 
-    def may_decline(self, job: str, ask: str, most: int) -> None:
-        """Raise a PartyError once `most` secure sums were declined because of the party's values, except this one."""
-        if self.contents.declined() >= most and (job, f"{DECLINED}{ask}") not in self.contents.answered:
-            raise PartyError(
-                f"its policy allows it to decline {most} secure sums over all jobs because of its values, since each "
+    def may_decline(self, most: int) -> None:
+        """Raise a NotAdmitted once the party has declined `most` asks after it had read."""
+        if self.contents.declined() >= most:
+            raise NotAdmitted(
+                f"its policy allows it to decline {most} asks over all jobs after it has read its samples, since each "
                 "reveals a bit, and they are used up; see privacy.declines in party.toml"
             )
 
+    def has_declined(self, job: str, ask: str) -> bool:
+        """Whether an ask was declined. It is declined again: another answer would be another bit."""
+        return (job, f"{DECLINED}{ask}") in self.contents.answered
+
     def declined(self, job: str, ask: str) -> None:
-        """Record that a secure sum was declined because of the party's values; a repeat counts once."""
+        """Record that an ask was declined after a reading; a repeat counts once."""
         self._first(job, f"{DECLINED}{ask}", "declined")
 
     def may_refuse(self, job: str, ask: str, most: int) -> bool:

@@ -23,7 +23,9 @@ FRAME = LARGEST + 2**20  # bytes: the largest message, with the largest response
 LENGTH = 4  # bytes of the length before a message
 SIGNED = (b"hansa secure ", b"hansa route key")  # how the data begin that a worker may have signed
 
-Hidden = tuple[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=64)]]  # a job, the hash of an ask
+ReadingAsk = tuple[
+    Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=64)]
+]  # a job, the hash of an ask
 
 
 def worker_policy(policy: Policy) -> Policy:
@@ -32,11 +34,11 @@ def worker_policy(policy: Policy) -> Policy:
 
 
 class Begin(Struct, tag=True):
-    """To a new worker: the policy, the party's name, and the op in which the last worker ended if it hid its reply."""
+    """To a new worker: the policy, the party's name, and the ask in which the last worker ended if it had read."""
 
     policy: Policy
     party: str
-    declined: Hidden | None
+    declined: ReadingAsk | None
 
 
 class AskWorker(Struct, tag=True):
@@ -84,10 +86,10 @@ class SignData(Struct, tag=True):
     data: bytes
 
 
-class Hides(Struct, tag=True):
-    """From the worker: an op begins that hides its reply. If the worker ends in it, that counts as a decline."""
+class Reads(Struct, tag=True):
+    """From the worker: an ask begins to read samples. If the worker ends in it, that counts as a decline."""
 
-    hidden: Hidden
+    reading: ReadingAsk
 
 
 class Request(Struct, tag=True):
@@ -106,7 +108,7 @@ class Response(Struct, tag=True):
 
 
 ToWorker = Begin | AskWorker | StopAsk | Signed | Response
-FromWorker = Ready | Done | SignData | Hides | Request
+FromWorker = Ready | Done | SignData | Reads | Request
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(FromWorker)
 

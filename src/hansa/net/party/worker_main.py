@@ -28,7 +28,7 @@ from hansa.net.party.worker_link import (
     Begin,
     Done,
     FromWorker,
-    Hides,
+    Reads,
     Ready,
     Request,
     Response,
@@ -130,9 +130,9 @@ class _Agent:
             raise PartyError(signed.error)
         return signed.certificate, signed.signature
 
-    def hides(self, job: str, ask: str) -> None:
-        """Tell the agent that an op begins that hides its reply."""
-        self.send(Hides((job, ask)))
+    def reads(self, job: str, ask: str) -> None:
+        """Tell the agent that an ask begins to read."""
+        self.send(Reads((job, ask)))
 
     def talk(self, request: bytes) -> bytes:
         """Have the agent pass a request of a session on; return the response."""

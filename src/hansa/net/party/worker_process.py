@@ -22,6 +22,7 @@ from pathlib import Path
 
 from hansa.core.errors import ConfigError, DataError, HansaError, RuntimeFailure
 from hansa.core.stopping import Halted, too_long
+from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.asks import AskFiles, AskOutcome
 from hansa.net.party.nursery import Nursery
 from hansa.net.party.peers import Peers
@@ -34,7 +35,7 @@ from hansa.net.party.worker_link import (
     Begin,
     Done,
     FromWorker,
-    Hidden,
+    ReadingAsk,
     Ready,
     Request,
     Response,
@@ -60,7 +61,7 @@ class PartyWorkerProcess:
         self._store, self._nursery = store, nursery
         self._process: _Process | None = None
         self._asks, self._new_policy = 0, False
-        self._declined: Hidden | None = None
+        self._declined: ReadingAsk | None = None
 
     @property
     def pid(self) -> int | None:
@@ -112,7 +113,7 @@ class PartyWorkerProcess:
                 return AskOutcome(why=run.why)
             if run.ended:
                 self.end(run)
-        process, hidden = self._process, None
+        process, reading = self._process, None
         assert process is not None
         policy = worker_policy(self._store.policy) if self._new_policy else None
         message, task, reply = map(str, run.files)
@@ -129,7 +130,7 @@ class PartyWorkerProcess:
                 elif isinstance(said, Request):
                     talking.append(asyncio.ensure_future(_pass_on(process, run.talk, said)))
                 else:
-                    hidden = said.hidden
+                    reading = said.reading
         finally:
             for waiting in (watch, *talking):
                 waiting.cancel()
@@ -137,8 +138,8 @@ class PartyWorkerProcess:
             return _outcome(said)
         if self._process is not process:  # the party leaves
             raise Halted(None)
-        code, self._declined = self._collect(), hidden
-        if hidden is not None:  # the decline is in the vault before anybody can learn of it
+        code, self._declined = self._collect(), reading
+        if reading is not None:  # the decline is in the vault before anybody can learn of it
             await self.start()
         if run.why is None and run.stopped:
             raise Halted(None)
@@ -146,7 +147,7 @@ class PartyWorkerProcess:
         detail = {"ask": run.work.ask, "why": why}
         log.error(f"the worker process {_words(code)} in the middle of an ask; the next ask gets a new one",
                   extra={"job": run.work.job, "round": run.work.round, "detail": detail})  # fmt: skip
-        return AskOutcome(why=why)
+        return AskOutcome(why=why if reading is None else REFUSAL)
 
     def stop(self, run: AskRun) -> None:
         """Tell the worker to stop an ask at its next step."""
