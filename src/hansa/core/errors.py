@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class HansaError(Exception):
@@ -55,6 +56,17 @@ class RoundAborted(BaseException):
     It derives from BaseException so that `except Exception` in an algorithm does not catch it. If an algorithm catches
     it and continues, the driver stops the algorithm with an AlgorithmError.
     """
+
+
+@contextmanager
+def before_reading() -> Iterator[None]:
+    """Raise errors of the block as `NotAdmitted`: it depends on a request and on declarations, and reads no sample."""
+    try:
+        yield
+    except NotAdmitted:
+        raise
+    except HansaError as error:
+        raise NotAdmitted(str(error)) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hansa.core import codec
 from hansa.core.augment import check_augment
 from hansa.core.columns import check_test_rows, fitted, ids_of
-from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
+from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, before_reading
 from hansa.core.fitting import check_outputs, kept_features, tensor_of
 from hansa.core.functions import load_function
 from hansa.core.gateway import SampleGateway, StoredSamples, TableRows
@@ -302,7 +302,8 @@ def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[
             return Party(number, Objective(None, "mse", 0), SampleGateway(train, test, header, kinds=kinds), 0)
         if "shapes" in task:
             return _column_party(number, task, device, train, test)
-        objective = task_objective(task, device, parameters)  # first: a party with another base reads no sample
+        with before_reading():  # first: a party with another base reads no sample
+            objective = task_objective(task, device, parameters)
         train, test = _labelled(train), None if test is None else _labelled(test)
         if "table" in task:
             targets = train[1], None if test is None else test[1]
