@@ -25,6 +25,7 @@ from hansa.core.registry import build
 from hansa.experiment.tasks import make_model
 from hansa.local import DPSGD, SGD, Mixed
 from hansa.local.cluster import ClusterTrain
+from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.policy import TABLES, TOML, Floor, Policy
 from hansa.net.party.samples import preparer
 from hansa.net.transport.wire import Blob, Order, Work
@@ -290,7 +291,7 @@ def test_what_fails_at_a_party_is_said_without_quoting_its_data(
     monkeypatch.setattr("league.preparer", broken)
     joined(league)
     ended = league.ended(league.submit({"task": TASK, "run": {"rounds": 1}}))
-    assert ended["rounds"][0]["missing"] == {"cid": "the ask failed at the party (ValueError); see the party's log"}
+    assert ended["rounds"][0]["missing"] == {"cid": REFUSAL}
     assert "Zoe" not in str([dict(row) for row in league.ledger.all("SELECT * FROM log")])
 
 

@@ -93,7 +93,7 @@ State = Annotated[Path, typer.Option("--state", help="Folder of the party, as in
 
 @privacy.command()
 def spent(state: State, as_json: Json = False) -> None:
-    """Print what a deployed party has spent and what is left: epsilon, queries by kind, declined sums."""
+    """Print what a deployed party has spent and what is left: epsilon, queries by kind, declined asks."""
     from hansa.net.party.spending import in_words, report
     from hansa.net.party.vault_lines import read_vault
     from hansa.privacy import spent as accountant

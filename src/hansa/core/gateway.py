@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
-from hansa.core.errors import PartyError
+from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.stored_rows import Features, StoredRows, column_of, whole
 from hansa.core.table_layout import TableLayout
 
@@ -172,7 +172,7 @@ class SampleGateway:
         """
         sample = self._train.x[:1]
         if function(sample).shape != (sample.shape if width is None else (len(sample), width)):
-            raise PartyError("the preparation has numbers of another shape than its samples have")
+            raise NotAdmitted("the preparation has numbers of another shape than its samples have")
         self._train = _transformed(self._train, function)
         if self._test is not None:
             if width is None:  # of a table, groups are by its features

@@ -44,7 +44,7 @@ LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone requires: less 
 PACKED = Packed.name  # the op that applies a transform: the policy names the transform instead
 NOT_LISTED = "is not among the functions that its policy allows (functions in party.toml)"
 CURIOUS = "a curious aggregator that follows the protocol, not one that lies"  # as secure sums say it
-DECLINES = 20  # secure sums that a party may decline, over all jobs
+DECLINES = 20  # asks that a party may decline after it has read its samples, over all jobs
 MOVED = {  # settings of version 0.2, and what replaces them
     ("privacy", "clip"): "clip in the table [ranges]",
     ("evaluate", "per_job"): "per_job = { evaluate = ... } in the table [budget]",
@@ -84,7 +84,8 @@ TOML = """\
 # discrete = false   # and adds noise in exact arithmetic: refuses local.mechanism = "float"
 # secure = false     # train only if the update is hidden in a secure sum
 # active = false     # and only with signed masks: a job's privacy.active alone would be the aggregator's word
-# declines = 20      # secure sums, over all jobs, that it may decline because of its values (each reveals a bit)
+# declines = 20      # asks, over all jobs, that it may decline after it has read its samples (each reveals a bit);
+#                    # then it answers no such ask any more
 
 # [evaluate]         # limits on metrics of this party's test samples; these are the defaults with a floor
 # min_samples = 20   # the fewest test samples for an evaluation
@@ -170,9 +171,9 @@ class Floor:
 
     With any floor, no job takes test samples out of the training samples: the aggregator would choose which.
     Evaluations on separate test samples are hidden in a secure sum too. They need no noise, since they do not train.
-    The aggregator chooses the range of a sum, so a party whose values do not fit reveals a bit by declining: after
-    `declines` of these it takes part in no further sum. Descriptions of the data are always answered. To refuse
-    evaluations or descriptions, leave them out of `ops`.
+    A party that declines an ask after it has read its samples reveals a bit, whatever the reason: after `declines` of
+    these it answers no ask any more that reads samples. Descriptions of the data need no protection of their reply. To
+    refuse evaluations or descriptions, leave them out of `ops`.
     """
 
     epsilon: float | None = None
@@ -187,10 +188,9 @@ class Floor:
     def __post_init__(self) -> None:
         if self.declines < 0:
             raise ConfigError(f"declines must not be negative, got {self.declines}")
-        if self.declines != DECLINES and not (self.secure or self.active):
-            raise ConfigError(
-                "declines applies to secure sums, which this party does not require; set secure or active too"
-            )
+        if self.declines != DECLINES and not self.exists:
+            raise ConfigError("declines applies to a privacy floor, which this party has not; set epsilon, dp, secure "
+                              "or active too")  # fmt: skip
         Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
         if not self.sigma >= 0:
             raise ConfigError(f"sigma must not be negative, got {self.sigma}")

@@ -14,7 +14,7 @@ from hansa.net.party.vault_lines import DECLINES, EPSILON, REFUSALS, VaultConten
 
 
 def left(contents: VaultContents, policy: Policy, accountant: Accountant) -> dict[str, float | None]:
-    """What is left over all jobs: epsilon, declined sums, queries, and readings by kind; None without a limit."""
+    """What is left over all jobs: epsilon, declined asks, queries, and readings by kind; None without a limit."""
     floor, counts = policy.privacy, contents.count(contents.data if policy.budget.renew else None)
     spent = contents.lost.get(EPSILON, 0.0) + accountant(contents.all_releases, floor.delta)
     return {
@@ -76,13 +76,13 @@ def in_words(spending: Mapping[str, Any]) -> Iterator[str]:
     yield f"queries {_number(spending[QUERIES])}{_rest(remaining[QUERIES])}"
     for kind, plural in _NAMES.items():
         yield f"  {plural} {_number(spending[kind])}{_rest(remaining[kind])}"
-    yield f"declined sums {_number(spending[DECLINES])}{_rest(remaining[DECLINES])}"
+    yield f"declined asks {_number(spending[DECLINES])}{_rest(remaining[DECLINES])}"
     yield f"refused models {_number(spending[REFUSALS])}{_rest(remaining[REFUSALS])}"
     if spending["lost"]:
         yield "these include what counts as spent since a part of the vault was lost"
     for job, part in spending["jobs"].items():
         counts = [f"{_number(part[kind])} {plural}" for kind, plural in _NAMES.items() if part[kind]]
-        bits = {DECLINES: "declined sums", REFUSALS: "refused models"}
+        bits = {DECLINES: "declined asks", REFUSALS: "refused models"}
         declined = [f"{part[name]} {what}" for name, what in bits.items() if part[name]]
         replies = f"{part['replies'] or 'no'} differentially private replies"
         epsilon = f"epsilon {_number(part['epsilon'])} in {replies}" if part["replies"] else replies

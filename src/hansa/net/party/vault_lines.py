@@ -114,7 +114,7 @@ class VaultContents:
 
     @property
     def jobs(self) -> list[str]:
-        """The jobs with releases or readings or declined sums, in order of their first line."""
+        """The jobs with releases or readings or declined asks, in order of their first line."""
         names = [job for job, _ in self.spent] + [job for job, name in self.answered if _counts(name)]
         return list(dict.fromkeys(names))
 
