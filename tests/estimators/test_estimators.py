@@ -104,5 +104,5 @@ def test_bad_input_gets_a_sentence() -> None:
     with pytest.raises(ValueError, match="each party gets a model of its own"):
         FederatedClassifier("ditto", model=lambda: torch.nn.Linear(4, 3), rounds=1).fit(x, y)
     for estimator in (LinearRegression(), LogisticRegression(), LinearSVC()):
-        with pytest.raises(ValueError, match="sums of squares overflow; column 3 has the largest values: standardise"):
+        with pytest.raises(ValueError, match="sums of squares overflow: standardise the data"):
             estimator.fit(x * np.array([1, 1, 1e200, 1]), y)

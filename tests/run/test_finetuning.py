@@ -51,13 +51,11 @@ def descended(module: nn.Module, x: Tensor, y: Tensor, epochs: int, lr: float) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_model_that_is_no_longer_finite_is_not_kept(engine: str) -> None:
+def test_a_party_whose_fine_tuning_diverges_keeps_its_model(engine: str) -> None:
     done = hansa.simulate(METHOD, task(), rounds=1, engine=engine, finetune={"epochs": 9, "lr": 1e308, "batch": 2})
-    reason = "its model is not finite after fine-tuning; lower run.finetune.lr"
-    assert done.summary["finetuned"]["parties"] == 0
-    assert done.summary["finetuned"]["untuned"] == dict.fromkeys("012", reason)
-    assert not any(name.startswith(PREFIX) for k in range(3) for name in done.memories.get(k, {}))
+    assert done.summary["finetuned"]["parties"] == 3 and "untuned" not in done.summary["finetuned"]
     plain = hansa.simulate(METHOD, task(), rounds=1, engine=engine)
+    assert all(torch.equal(done.memories[k][f"{PREFIX}w"], plain.state.params.w) for k in range(3))
     x = samples([4], 2)[0][0]
     assert torch.equal(done.predict(x), plain.predict(x))
 

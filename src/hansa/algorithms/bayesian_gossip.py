@@ -63,6 +63,8 @@ def own_belief(party: Party, payload: Payload, memory: Memory) -> dict[str, Tens
 class ExchangeBeliefs(RouteOp):
     """Update the party's belief by its samples, send it to the neighbours, and mix it with theirs.
 
+    A party whose update is not finite, or sharper than `sharpest`, sends the belief that it had.
+
     Natural parameters are mixed: L_i = sum_j W_ij L_j and mean_i = L_i^-1 sum_j W_ij L_j mean_j, which is the weighted
     geometric mean of the beliefs. The likelihood enters `repeats` times to the power 1 / `repeats`, and then no more:
     no sample counts twice. A received precision must be positive definite, and at most `sharpest` in each direction of
@@ -108,7 +110,7 @@ class ExchangeBeliefs(RouteOp):
                 share /= 2
             mean = mean - share * step
         if not bool(torch.isfinite(mean).all()) or not self.plausible(precision):
-            raise PartyError("its belief is not finite, or sharper than the algorithm allows (sharpest)")
+            return dict(prior)  # a refusal would depend on the samples
         return {"precision": precision, "mean": mean}
 
     def plausible(self, precision: Tensor) -> bool:

@@ -86,7 +86,7 @@ class ConvexSums(Op):
         x, y = party.samples("statistics")
         w = sent(payload, "w", (None, self.features.width(math.prod(x.shape[1:])))).double().to(x.device)
         if not y.is_floating_point() and int(y.max()) >= max(2, len(w)):
-            raise PartyError(f"convex-sums has rows for {max(2, len(w))} classes, and a label here is {int(y.max())}")
+            raise PartyError(f"convex-sums has rows for {max(2, len(w))} classes, and a label here is none of them")
         sums: dict[str, Tensor] = {}
         for at in range(0, len(x), ROWS):
             go_on()
@@ -95,8 +95,7 @@ class ConvexSums(Op):
             for name, value in self.part(w, self.features.of(x[rows]), y[rows], weights).items():
                 sums[name] = sums[name] + value if name in sums else value
         if not all(bool(torch.isfinite(value).all()) for value in sums.values()):
-            largest = 1 + int(x.flatten(1).abs().max(0).values.argmax())
-            raise PartyError(f"sums of squares overflow; column {largest} has the largest values: standardise the data")
+            raise PartyError("sums of squares overflow: standardise the data")
         return Reply({**sums, "count": torch.tensor(len(x))}), memory
 
     def part(self, w: Tensor, f: Tensor, y: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 Wang, Mathews, Kiddon, Eichner, Beaufays and Ramage 2019, "Federated Evaluation of On-device Personalization".
 
 The fine-tuned model is part of the party's memory, under names that no training method reads. It never leaves the
-party: the reply to the ask is empty.
+party: the reply to the ask is empty. A party whose fine-tuning diverges keeps the model that it started from.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class FineTune(Wrapper):
         reply, _ = yield payload if own is payload else {"model": start._asdict(), **work}
         model = trained(start, reply)
         if not (all_finite(model.w) and all_finite(model.stats)):
-            raise PartyError("its model is not finite after fine-tuning; lower run.finetune.lr")
+            model = start  # the reply is empty either way: a refusal would depend on the samples
         tuned = model._asdict()  # what the solver itself remembers is dropped: later asks may read it
         return Reply({}), {**memory, **{f"{PREFIX}{name}": vector for name, vector in tuned.items()}}
 

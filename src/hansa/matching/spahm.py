@@ -51,12 +51,12 @@ class LocalMeans(Op):
         return LARGEST
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        if party.n < FEWEST:
+            raise PartyError(f"it has fewer than {FEWEST} samples, and a mean of them would reveal them")
         x, y = party.samples("statistics")
         rows = x.flatten(1).double().cpu()
         if rows.shape[1] != self.features or y.dim() != 1 or int(y.max()) >= self.classes:
             raise PartyError(f"the ask is about {self.features} features and {self.classes} classes, its samples not")
-        if len(rows) < FEWEST:
-            raise PartyError(f"it has fewer than {FEWEST} samples, and a mean of them would reveal them")
         if float(rows.abs().max()) > LARGEST**0.5:  # their squares are sent too
             raise PartyError(f"its features have values over {LARGEST**0.5:g}; scale them (task.prepare)")
         means, nearest = k_means(rows, min(self.components, len(rows) // FEWEST), party.rng("means"))

@@ -28,6 +28,7 @@ class BySamples(Op):
     measures: ClassVar[frozenset[str] | None] = frozenset({"empty"})
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        party.data.admit("statistics")  # a number about the samples is counted as other readings are
         return Reply({}, weight=max(party.n, 1), metrics={} if party.n else {"empty": 1.0}), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:

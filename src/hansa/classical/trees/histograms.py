@@ -14,7 +14,7 @@ from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.coded import Coded, coded
 from hansa.classical.trees.table import TreeArrays
 from hansa.core import rng
-from hansa.core.errors import PartyError
+from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.stopping import go_on
@@ -80,9 +80,7 @@ class TreeOp(Op):
         """The reply's sums, from statistics of the samples; `used` says which samples count."""
         trees = TreeArrays.of(payload["trees"], bins)
         slots = _slots(payload)
-        if len(slots) and (slots.min() < 0 or slots[:, 0].max() >= len(trees.roots)
-                           or slots[:, 1].max() >= len(trees.feature)):  # fmt: skip
-            raise PartyError("malformed ask: it wants sums of nodes that its trees do not have")
+        _check_slots(slots, trees)
         features = _features(payload, len(bins.widths))
         out = np.zeros((len(slots), self.rows, int(bins.widths[features].sum())), dtype=np.int64)
         for tree in np.unique(slots[:, 0]).tolist():
@@ -144,6 +142,12 @@ def _slots(payload: Payload) -> Array:
     if len(slots) > MOST_SLOTS:
         raise PartyError(f"the ask wants sums of {len(slots)} nodes, and {MOST_SLOTS} are the most")
     return slots.cpu().numpy()
+
+
+def _check_slots(slots: Array, trees: TreeArrays) -> None:
+    if len(slots) and (slots.min() < 0 or slots[:, 0].max() >= len(trees.roots)
+                       or slots[:, 1].max() >= len(trees.feature)):  # fmt: skip
+        raise PartyError("malformed ask: it wants sums of nodes that its trees do not have")
 
 
 def _features(payload: Payload, most: int) -> Array:
@@ -213,13 +217,14 @@ class GradientHistograms(TreeOp):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         self._check()
+        self._check_request(payload, memory)
         x, y = party.samples("statistics")
         bins = Bins.of(payload["bins"], int(np.prod(x.shape[1:])))
         own = coded(x, bins, points_of(payload))
-        labels = targets(party, y, self.classes)
+        labels, used = self.labels(party, y)
         margins, memory = self._margins(own, bins, payload, memory)
         drawn = rng.uniforms(rng.folded(self.key, 0, party.id), len(labels)) if self.held else None
-        used = np.ones(len(labels), dtype=bool) if drawn is None else drawn >= self.held
+        used &= True if drawn is None else drawn >= self.held
         tensors = {}
         if "before" in payload:
             outside = ~used
@@ -234,16 +239,34 @@ class GradientHistograms(TreeOp):
         tensors["sums"] = self.counted(own, bins, payload, statistics, used, small)
         return Reply(tensors, weight=len(labels)), memory
 
+    def labels(self, party: Party, y: Tensor) -> tuple[Array, Array]:
+        """The targets of the samples, and which samples count."""
+        found = targets(party, y, self.classes)
+        return found, np.ones(len(found), dtype=bool)
+
+    def _check_request(self, payload: Payload, memory: Memory) -> None:
+        """Raise an error for a request that no party could answer, before a sample is read."""
+        bins = Bins.of(payload.get("bins"))
+        trees = TreeArrays.of(payload.get("trees"), bins)
+        _check_slots(_slots(payload), trees)
+        _features(payload, len(bins.widths))
+        width, base = losses_of.outputs_of(self.loss, self.classes), payload.get("base")
+        if not isinstance(base, Tensor) or base.shape != (width,) or not bool(torch.isfinite(base).all()):
+            raise PartyError(f"malformed ask: 'base' must be {width} finite numbers")
+        if "before" in payload:
+            before = TreeArrays.of(payload["before"], bins)
+            if len(before.roots) != self.trees or (self.trees and before.outputs.max() >= width):
+                raise PartyError(f"malformed ask: it should have {self.trees} earlier trees, of {width} outputs")
+        elif self.trees and (seen := int(memory.get(SEEN, 0))) != self.trees:  # how many asks it answered is public
+            raise NotAdmitted(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
+
     def of_tree(self, statistics: Array, tree: int) -> Array:
         chosen = statistics[:, tree % statistics.shape[1]]
         return chosen[[0, 2]] if self.constant else chosen
 
     def _margins(self, own: Coded, bins: Bins, payload: Payload, memory: Memory) -> tuple[Array, Memory]:
         """The outputs of the earlier trees for the party's samples, and the memory with them."""
-        width = losses_of.outputs_of(self.loss, self.classes)
-        base = payload.get("base")
-        if not isinstance(base, Tensor) or base.shape != (width,) or not bool(torch.isfinite(base).all()):
-            raise PartyError(f"malformed ask: 'base' must be {width} finite numbers")
+        width, base = losses_of.outputs_of(self.loss, self.classes), payload["base"]
         known = memory.get(MARGIN)
         same = known is not None and known.shape == (own.codes.shape[1], width) and int(memory[DATA]) == own.digest
         seen = int(memory[SEEN]) if same else 0
@@ -253,8 +276,6 @@ class GradientHistograms(TreeOp):
                 return self._start(start, base, own), memory
             raise PartyError(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
         before = TreeArrays.of(payload["before"], bins)
-        if len(before.roots) != self.trees or (self.trees and before.outputs.max() >= width):
-            raise PartyError(f"malformed ask: it should have {self.trees} earlier trees, of {width} outputs")
         if not same or seen > self.trees:
             known, seen = None, 0
         margins = self._start(known, base, own)

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from hansa.classical.trees.histograms import GradientHistograms
+from hansa.classical.trees.histograms import GradientHistograms, _slots, _widths
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
@@ -58,17 +59,26 @@ class PrivateHistograms(GradientHistograms):
                 "it counts small groups of rows with others (min_rows), by which a row changes the sums of many; use "
                 "either min_rows or noise"
             )
-        reply, memory = super().run(party, payload, memory)
-        sums = reply.tensors["sums"].numpy()
-        trees = len(np.unique(payload["slots"][:, 0].cpu().numpy()))
-        deviation = self.sigma * math.sqrt(trees * len(payload["features"]) * (1 + 1 / 16 + 1))
+        widths, slots = _widths(payload), _slots(payload)  # checked before a sample is read
+        deviation = self.sigma * math.sqrt(len(np.unique(slots[:, 0])) * len(widths) * (1 + 1 / 16 + 1))
         if deviation * 2.0**self.bits > LARGEST[1]:
             raise PartyError("private-histograms: the noise is too large for such fine numbers; lower sigma or bits")
+        reply, memory = super().run(party, payload, memory)
+        sums = reply.tensors["sums"].numpy()
         secret = party.private("tree sums", self.trees, self.ask)
         for place, steps in enumerate((2.0**self.bits, 2.0**self.bits, 1.0)):  # of a unit: gradients, curvature, counts
             part = sums[:, place]
             part += discrete_gaussian(deviation * steps, secret + bytes([place]), part.size).reshape(part.shape)
         return Reply({"sums": torch.from_numpy(sums)}), memory
+
+    def labels(self, party: Party, y: Tensor) -> tuple[Array, Array]:
+        """The targets, and which samples count: not those whose target is no class of the job. They add zero."""
+        counts: Array = np.zeros(len(y), dtype=bool)
+        if y.dim() != 1 or y.is_floating_point():
+            return np.zeros(len(y), dtype=np.int64), counts
+        found: Array = y.cpu().numpy()
+        counts = (found >= 0) & (found < self.classes)
+        return np.where(counts, found, 0), counts
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {name: shape for name, shape in super().expects(payload).items() if name == "sums"}
