@@ -8,7 +8,8 @@ its gradients are stored instead if that is less work. Other models are mapped o
 and models that cannot be mapped (recurrent layers) go one sample at a time.
 
 The bound holds for gradients of any length (`kernel.clipped_sums`). A sample that the model of a deployed party cannot
-take (a character without an embedding) adds zero: a failure would reveal that such a sample was drawn.
+take (a character without an embedding) adds zero: a failure would reveal that such a sample was drawn. A party with a
+floor of differential privacy trains no model that keeps state between its calls (`keeps_state`).
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class Way:
 
 
 _ways: weakref.WeakKeyDictionary[Objective, Way] = weakref.WeakKeyDictionary()
+_stateful: weakref.WeakKeyDictionary[Objective, bool] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def _parts(ctx: Context, w: Tensor, batch: Batch, key: Tensor, at_once: int | No
         else:
             try:
                 gradients = _gradients(model, way, x[rows], batch.y[rows], key, at)
-            except IndexError:
+            except Exception:
                 if not lenient:
                     raise
                 gradients = _alone(model, x[rows], batch.y[rows], key, at)
@@ -205,7 +207,7 @@ def _apart(model: ModelPoint, way: Way, x: Tensor, y: Tensor, keys: Tensor, leni
     its place in the batch.
     """
     if way.layers is not None and way.splits:
-        with contextlib.suppress(IndexError):  # then the samples are tried one by one
+        with contextlib.suppress(Exception):  # then the samples are tried one by one
             return _by_layer(model, way.layers, x, y, keys[0], exact=True)
     each = []
     for one, target, key in zip(apart(x), apart(y), keys, strict=True):
@@ -216,7 +218,7 @@ def _apart(model: ModelPoint, way: Way, x: Tensor, y: Tensor, keys: Tensor, leni
             else:
                 alone = _each(model, one, target, key.unsqueeze(0))
                 each.append({name: of_rows(held, model.wide) for name, held in alone.items()})
-        except IndexError:
+        except Exception:
             if not lenient:
                 raise
     return {name: joined([one[name] for one in each]) for name in each[0]} if each else {}
@@ -229,7 +231,7 @@ def _alone(model: ModelPoint, x: Tensor, y: Tensor, key: Tensor, at: int) -> dic
         try:
             own_key = rng.fold(key, at + k + torch.arange(1, device=x.device))
             gradients = _each(model, x[k : k + 1], y[k : k + 1], own_key)
-        except IndexError:
+        except Exception:
             gradients = {name: torch.full_like(weight, torch.nan)[None] for name, weight in model.weights.items()}
         for name, gradient in gradients.items():
             held[name].append(gradient)
@@ -333,21 +335,44 @@ class _Taps(TorchFunctionMode):
         self.layers.append(Layer(used[0], used[1] if len(used) > 1 else None, patches, out.shape[1:]))
 
 
-def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
-    """Select, once per model, the method for per-sample gradients.
+def keeps_state(objective: Objective, x: Tensor, y: Tensor) -> bool:
+    """Whether a model gives other gradients of the same samples after it has seen other samples, or fails on them.
 
-    The methods are tried on a few generated samples, which are the same at every party.
+    Such a model keeps state outside its parameters and buffers, so that a sample changes the gradients of others, and a
+    clipped sum by more than the clip. `x` and `y` show what samples look like; none of them is used. The result is
+    computed once per model.
     """
-    if objective in _ways:
-        return
+    if objective not in _stateful:
+        model, x, y, keys = _probe(objective, x, y)
+        try:
+            before = _each(model, x, y, keys)
+            _each(model, -x if x.is_floating_point() else torch.ones_like(x), y, keys)
+            after = _each(model, x, y, keys)
+            _stateful[objective] = any(not torch.equal(before[name], after[name]) for name in before)
+        except Exception:  # whatever it is, it cannot be shown to keep none
+            _stateful[objective] = True
+    return _stateful[objective]
+
+
+def _probe(objective: Objective, x: Tensor, y: Tensor) -> tuple[ModelPoint, Tensor, Tensor, Tensor]:
+    """A model, and generated samples like `x` and `y` to try it on, which are the same at every party."""
     key = torch.zeros((), dtype=torch.int64, device=objective.device)
     x, y = x.new_zeros(PROBE, *x.shape[1:]), y.new_zeros(PROBE, *y.shape[1:])
     if x.is_floating_point():
         x = rng.normal(key, x.shape).to(x.dtype)
+    if objective.weighting is not None:
+        y[..., -1] = 1  # the weight: with 0, all gradients would be
     initial = objective.initial
     w = initial.w + 0.1 * rng.normal(key, initial.w.shape).to(initial.w.dtype)  # a zero could hide others
-    model = ModelPoint(objective, objective.spec.split(w), (initial.stats, initial.counts))
-    keys = key.expand(PROBE)
+    return ModelPoint(objective, objective.spec.split(w), (initial.stats, initial.counts)), x, y, key.expand(PROBE)
+
+
+def prepare(objective: Objective, x: Tensor, y: Tensor) -> None:
+    """Select, once per model, the method for per-sample gradients; the methods are tried on generated samples."""
+    if objective in _ways:
+        return
+    model, x, y, keys = _probe(objective, x, y)
+    key = keys[0]
     try:
         wanted = _each(model, x, y, keys)
     except Exception:  # training will report the error

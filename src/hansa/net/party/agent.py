@@ -33,6 +33,7 @@ from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, unwrap
 from hansa.core.post import Post
 from hansa.core.session_op import SessionOp
 from hansa.core.stopping import Halted, go_on
+from hansa.local.clipping import keeps_state
 from hansa.local.solver import LocalSolver
 from hansa.net.audit.evidence import make_statement, payload_model_digest, vault_bytes
 from hansa.net.party import own_models
@@ -226,6 +227,8 @@ class Worker:
         payload = self._policy.payload(op, opened_payload(message, spec.dim, spec.dtype))
         data = OwnerGateway(party.data, self._policy, self.vault, work.job, op, payload, self._data())
         data.check(held_out=party.data.tests is None and bool(settings.get("party_test")))
+        if self._policy.privacy.private and op.budget is not None:
+            _check_stateless(party)
         inputs = self._input_digest(work, memory)  # after the checks: the memory may be as large as the model
         secret = hashlib.blake2b(inputs.encode(), digest_size=32, key=load_secret(self._folder)).digest()
         ask = hashlib.sha256(secret).hexdigest()  # another secret gives other noise, which costs budget again
@@ -371,6 +374,18 @@ def _admit_if(refused: str | None) -> None:
     """Raise the reason for a refusal, if there is one."""
     if refused is not None:
         raise NotAdmitted(refused)
+
+
+def _check_stateless(party: Party) -> None:
+    """Raise a NotAdmitted for a model that keeps state: a sample would change what others add to a clipped sum."""
+    if party.objective.module is None or not party.n or not party.data.labelled:
+        return
+    x, y = party.rows("train")  # for their shapes and types alone
+    if keeps_state(party.objective, x[:1], y):
+        raise NotAdmitted(
+            "its policy requires differential privacy, and the model keeps state between its calls, or fails on "
+            "generated samples: noise for one sample would not cover what the sample changes"
+        )
 
 
 def _has_fields(tree: dict[str, Any], kinds: Mapping[str, type]) -> bool:
