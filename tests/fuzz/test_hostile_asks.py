@@ -72,11 +72,18 @@ def compare(sent: HostileAsk) -> list[Reply | str]:
 
 @pytest.mark.parametrize(("policy", "op", "fault"), [
     ("open", Behind(), "without a reading"), ("open", Behind(fails=True), "without a reading"),
-    ("private", Brittle(steps=2), "a sample decides about the answer"), ("private", Free(steps=2), "without a reading"),
+    ("private", Free(steps=2), "without a reading"),
 ], ids=str)  # fmt: skip
 def test_a_leak_is_noticed(policy: str, op: Op, fault: str) -> None:
     with pytest.raises(AssertionError, match=fault):
         compare(ask(policy, op))
+
+
+def test_a_failure_that_is_not_counted_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(ask("private", Brittle(steps=2)))
+    monkeypatch.setattr("hansa.net.party.vault.PartyVault.declined", lambda *_: None)
+    with pytest.raises(AssertionError, match="a sample decides about the answer"):
+        compare(ask("private", Brittle(steps=2)))
 
 
 def test_a_reading_that_is_not_charged_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from hansa.cli import network
 from hansa.cli.app import app
 from hansa.net.aggregator.live import Live
 from hansa.net.party import agent as party
+from hansa.net.party.after_reading import REFUSAL
 from hansa.report.diagnosis import grouped
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -67,18 +68,18 @@ def test_who_refuses_a_preparation_is_left_out_of_it_and_the_others_go_on(league
     assert ended["rounds"][0]["unprepared"] == {"cid": "its policy does not accept the op 'column-moments'"}
 
 
-def test_a_masked_preparation_out_of_range_names_the_setting(league: League) -> None:
+def test_a_masked_preparation_out_of_range_says_which_parties_do_not_answer(league: League) -> None:
     large = {name: ((samples(k)[0][0] * 1e12, samples(k)[0][1]), None) for k, name in enumerate(PARTIES)}
     joined(league, {}, large)
     ended = league.ended(league.submit({"task": TASK, "run": {"rounds": 1}, "privacy": {"secure": "masking"}}))
     assert ended["status"] == "failed"
-    assert "ann, bob, cid: " in ended["reason"] and "raise privacy.statistics" in ended["reason"], ended["reason"]
+    assert f"ann, bob, cid: {REFUSAL}" in ended["reason"], ended["reason"]
     assert max(asked(league).values()) == 3  # keys, shares, numbers: in one attempt
 
 
 def test_a_party_whose_disk_is_full_is_not_taken_to_refuse(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk may have space again, so the party gives no answer, and is asked again."""
-    honest, times = party.Worker._answer, Counter[str]()
+    honest, times = party.Worker._admit, Counter[str]()
 
     def full(self: Any, work: Any, message: Any, task: Any) -> Any:
         if work.phase.startswith("prepare"):
@@ -87,7 +88,7 @@ def test_a_party_whose_disk_is_full_is_not_taken_to_refuse(league: League, monke
                 raise OSError(errno.ENOSPC, "no room")
         return honest(self, work, message, task)
 
-    monkeypatch.setattr(party.Worker, "_answer", full)
+    monkeypatch.setattr(party.Worker, "_admit", full)
     monkeypatch.setattr(party, "PAUSE", 0.05)
     joined(league, {})
     ended = league.ended(league.submit({"task": TASK, "run": {"rounds": 1}}))

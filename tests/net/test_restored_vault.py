@@ -134,8 +134,8 @@ def test_after_an_acknowledged_loss_all_that_could_have_been_spent_is_spent(tmp_
         with pytest.raises(PartyError, match="used up"):
             read(after, "c", policy.queries, purpose=purpose)
     with pytest.raises(PartyError, match="decline 20"):
-        after.may_decline("job", "c", 20)
-    after.may_decline("job", "c", 21)
+        after.may_decline(20)
+    after.may_decline(21)
     assert after.contents.lost["train"] == float("inf")
     with pytest.raises(PartyError, match="allows 1000 training asks over all jobs"):  # it had no limit: all is lost
         read(after, "c", QueryBudget(total={"train": 1000}))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
-from hansa.core.errors import PartyError
+from hansa.core.errors import PartyError, before_reading
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
@@ -74,7 +74,8 @@ def announced(payload: Payload, whose: int | str) -> int:
 
 def people_of(party: Party, payload: Payload, memory: Memory) -> Tensor:
     """The points of a party's people, training rows before test rows; the pseudonyms go to its memory."""
-    psi_group.available()  # before the reading of ids, which is counted
+    with before_reading():  # of ids, which is counted
+        psi_group.available()
     train, test = party.ids.tolist(), party.data.test_ids("match").tolist()
     if announced(payload, party.id) != len(train) + len(test):
         raise PartyError("the aggregator announces another number of its people")
