@@ -191,7 +191,7 @@ def test_a_party_refuses_to_go_on_with_an_old_vault_until_the_loss_is_acknowledg
     assert not end.value.code
     lost = json.loads(capsys.readouterr().out)["lost"]
     assert 0 < lost["queries"] < 50 and 0 < lost["epsilon"] < 9
-    league.join("ann", samples(0), LIMITS.replace("9.0", "30.0").replace("50", "90"))
+    league.join("ann", samples(0), LIMITS.replace("9.0", "30.0\ndeclines = 40").replace("50", "90"))
     trained(league)  # with what was added to the budgets
     assert read_vault(home).count()["train"] == newest.count()["train"]
 
