@@ -175,12 +175,12 @@ class Member:
     """A party on a thread of its own, as `hansa join` runs it."""
 
     def __init__(self, league: League, name: str, samples: PartySamples, policy: str = "") -> None:
+        self._prepare = preparer(samples)
         folder = league.folder / "homes" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "party.toml").write_text(policy)
         self.store, self.league = PartyStore(folder), league
         self.failure: BaseException | None = None
-        self._prepare = preparer(samples)
         self._token, self.runner = league.token(name), self._make_runner()
         self._started, self._leave = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

@@ -15,14 +15,14 @@ from league import PARTIES, Asked, League, draft, samples
 
 import hansa
 from hansa.core import codec
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, DataError
 from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.core.registry import build
 from hansa.data.describe import CLASSES, DIMENSIONS, KINDS, Description, agreed
 from hansa.experiment.tasks import make_model
 from hansa.net.party import agent as party
-from hansa.net.party.samples import PartySamples
+from hansa.net.party.samples import PartySamples, preparer
 from hansa.net.transport.wire import Work
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -193,10 +193,7 @@ def test_a_party_whose_targets_are_no_classes_refuses_a_job_about_classes(league
 
 def test_class_numbers_below_zero_are_said_by_the_party(league: League) -> None:
     join(league, lambda name, given: ((given[0][0], given[0][1] - 1), None) if name == "cid" else given)
-    ended = league.ended(league.submit(tree()))
-    assert ended["status"] == "finished"
-    for line in ended["rounds"]:
-        assert line["missing"] == {"cid": "its targets must lie in 0..1, and some do not"}
+    without_cid(league, "its targets are not whole class numbers from 0, which cross_entropy needs")
 
 
 def test_types_of_which_none_has_the_majority_are_named() -> None:
@@ -417,11 +414,8 @@ def test_class_numbers_from_one_fail_the_job_before_a_round(league: League) -> N
     assert "class numbers go from 1 to 2, and none is 0; number the classes from 0" in ended["reason"]
 
 
-def test_infinite_features_are_the_partys_own_refusal(league: League) -> None:
-    def change(name: str, given: PartySamples) -> PartySamples:
-        x = given[0][0].clone()
-        x[0, 0] = torch.inf if name == "cid" else x[0, 0]
-        return PartySamples((x, given[0][1]))
-
-    join(league, change)
-    without_cid(league, "its samples: the features have values that are infinite")
+def test_infinite_features_are_an_error_for_the_owner() -> None:
+    x, y = samples(0)[0]
+    x[2, 0] = torch.inf
+    with pytest.raises(DataError, match="its samples: the features of row 2 have values that are infinite"):
+        preparer(PartySamples((x, y)))

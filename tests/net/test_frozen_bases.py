@@ -17,8 +17,9 @@ from torch import nn
 import hansa
 from hansa.artifacts import saved_model
 from hansa.core import codec
-from hansa.core.errors import DataError, PartyError
+from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.objective import Objective
+from hansa.data.statement import DataStatement
 from hansa.net.party.samples import PartySamples, preparer
 from lora import ADAPTERS, FEATURES, LENGTH, adapted, pretrained
 
@@ -136,7 +137,8 @@ def test_a_party_checks_the_digest_before_it_touches_a_sample() -> None:
         def __getitem__(self, index: Any) -> Any:
             raise AssertionError("the party read its samples")
 
-    prepare = preparer(PartySamples((Untouched(), Untouched())))  # type: ignore[arg-type]
+    statement = DataStatement((LENGTH, FEATURES), "classes", classes=2)
+    prepare = preparer(PartySamples((Untouched(), Untouched()), statement=statement))  # type: ignore[arg-type]
     wrong = hashlib.sha256(b"another base").hexdigest()
     for base in (wrong, None):
         with pytest.raises(PartyError, match=f"{NET}.*the SHA-256 [0-9a-f]{{12}}, and those of the job"):
@@ -144,7 +146,7 @@ def test_a_party_checks_the_digest_before_it_touches_a_sample() -> None:
     with pytest.raises(PartyError, match="'logistic' have the SHA-256 none, and those of the job " + wrong[:12]):
         prepare(0, {**TASK, "model": {"name": "logistic"}, "base": wrong}, "cpu")
     for malformed in (7, "ab", wrong.upper(), {"0.weight": torch.zeros(2)}, [wrong]):
-        with pytest.raises(DataError, match="malformed task: base must be the SHA-256"):
+        with pytest.raises(NotAdmitted, match="malformed task: base must be the SHA-256"):
             prepare(0, {**TASK, "base": malformed}, "cpu")
     with pytest.raises(AssertionError, match="the party read"):
         prepare(0, {**TASK, "base": Objective(net, "cross_entropy", 0).base}, "cpu")

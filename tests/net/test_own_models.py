@@ -24,8 +24,9 @@ from hansa.core.registry import build
 from hansa.local import SGD
 from hansa.local.finetune import PREFIX
 from hansa.net.party import own_models
-from hansa.net.party.samples import PartySamples, task_objective
+from hansa.net.party.samples import PartySamples
 from hansa.net.party.store import PartyMemory
+from hansa.net.party.task_party import task_objective
 
 TUNING = {"epochs": 2, "lr": 0.2, "batch": 5}
 SETTINGS: dict[str, Any] = {"rounds": 2, "seed": 3}

@@ -392,7 +392,7 @@ def settings(text: str) -> set[str]:
         if found := TABLE.match(line):
             table = found["name"] + "."
             names.add(found["name"])
-        elif (found := NAMED.match(line)) and table not in ("ranges.", "peers.", "own."):
+        elif (found := NAMED.match(line)) and table not in ("ranges.", "peers.", "own.", "data."):
             names.add(table + found["name"])
     return names
 

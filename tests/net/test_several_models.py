@@ -15,7 +15,7 @@ from league import PARTIES, League, samples
 
 import hansa
 from hansa.core import codec, own_model
-from hansa.core.errors import ConfigError, DataError, PartyError
+from hansa.core.errors import ConfigError, DataError, NotAdmitted, PartyError
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Party
@@ -217,7 +217,7 @@ def test_a_party_checks_the_public_samples_of_a_task() -> None:
         ({"z": PUBLIC}, "table"), ({"x": [1.0]}, "tensors"), (7, "table"), ({"x": torch.tensor(1.0)}, "no sample"),
         ({"x": PUBLIC, "y": torch.full((10,), 9)}, "targets must lie in"),
     ):  # fmt: skip
-        with pytest.raises(DataError, match=sentence):
+        with pytest.raises(NotAdmitted, match=sentence):
             prepare(0, {**task, "public": wrong}, "cpu")
     for malformed in (7, {"digest": "ab"}, {"digest": "ab" * 32, "size": -1}, {"digest": "ab" * 32}, ["ab" * 32, 3]):
         with pytest.raises(DataError, match="malformed task: public must be"):

@@ -117,11 +117,7 @@ def fit_samples(x: F, y: Tensor, objective: Objective, where: str, prepared: boo
         if real or x.dtype == torch.uint8 or prepared:
             x = x.to(objective.dtype)
         elif len(x):
-            first = x[:1].to(objective.device)
-            if output_of(module, first) is None and output_of(module, first.to(objective.dtype)) is not None:
-                raise DataError(
-                    f"{where}: the model takes no whole numbers as features; give them as floating-point numbers"
-                )
+            check_whole_features(objective, torch.zeros_like(x[:1]), where)
     if real:
         checked = 0
         for block in blocks(x):
@@ -133,6 +129,22 @@ def fit_samples(x: F, y: Tensor, objective: Objective, where: str, prepared: boo
         if not isinstance(output, Tensor) or output.shape[:-1].numel() != y.shape[1]:
             raise DataError(f"{where}: the targets {ONE_HOT}")
     return x.to(objective.device), y.to(objective.device)
+
+
+def check_whole_features(objective: Objective, x: Tensor, where: str) -> None:
+    """Raise a DataError if the model takes samples like this one, of whole numbers, as real numbers alone."""
+    module, first = objective.module, x.to(objective.device)
+    assert module is not None
+    if output_of(module, first) is None and output_of(module, first.to(objective.dtype)) is not None:
+        raise DataError(f"{where}: the model takes no whole numbers as features; give them as floating-point numbers")
+
+
+def clamped(x: F, dtype: torch.dtype) -> F:
+    """Numbers in another type; those beyond its largest finite one become that one. NaN stays."""
+    if not x.is_floating_point() or torch.finfo(x.dtype).max <= torch.finfo(dtype).max:
+        return x.to(dtype)
+    most = torch.finfo(dtype).max
+    return (x.clamp(-most, most) if isinstance(x, Tensor) else x.then(lambda rows: rows.clamp(-most, most))).to(dtype)
 
 
 def _later(owner: Callable[[int], str], first: int, row: int) -> str:
@@ -176,15 +188,28 @@ def fit_targets(y: Tensor, objective: Objective, where: str, owner: Callable[[in
         raise DataError(
             f"{where}: targets{owner(int(bad.nonzero()[0, 0]))} are NaN or infinite; leave those samples out"
         )
-    if not isinstance(loss, str) or is_function(loss):
-        return y.to(dtype) if y.is_floating_point() else y
-    if y.dim() == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if loss == "cross_entropy":
-        if y.is_floating_point() and not torch.equal(y, y.round()):
-            raise DataError(f"{where}: cross_entropy needs whole class numbers as targets")
-        return y.to(torch.int64)
-    y = y.to(dtype)
+    if loss == "cross_entropy" and y.is_floating_point() and not torch.equal(y, y.round()):
+        raise DataError(f"{where}: cross_entropy needs whole class numbers as targets")
+    y = typed_targets(y, objective, dtype)
     if loss == "bce" and y.numel() and not bool(((y >= 0) & (y <= 1)).all()):
         raise DataError(f"{where}: bce needs targets from 0 to 1; for more classes use cross_entropy")
     return y
+
+
+def typed_targets(y: Tensor, objective: Objective, dtype: torch.dtype | None = None) -> Tensor:
+    """As `fit_targets`, for targets that are known to fit the loss: no check depends on a value."""
+    loss, dtype = objective.loss, dtype or objective.dtype
+    if not isinstance(loss, str) or is_function(loss):
+        return clamped(y, dtype) if y.is_floating_point() else y
+    if y.dim() == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    return y.to(torch.int64) if loss == "cross_entropy" else clamped(y, dtype)
+
+
+def typed_samples(x: F, y: Tensor, objective: Objective, prepared: bool) -> tuple[F, Tensor]:
+    """As `fit_samples`, for samples that are known to fit: no check depends on a value; large numbers are clamped."""
+    module, real = objective.module, x.is_floating_point()
+    if module is not None and (real or x.dtype == torch.uint8 or prepared):
+        x = clamped(x, objective.dtype)
+    y = typed_targets(y, objective, x.dtype if real and module is None else None)
+    return x.to(objective.device), y.to(objective.device)

@@ -44,10 +44,12 @@ class SampleGateway:
     `net.party.gateway.OwnerGateway`. `header` has the names of the columns: the target, then the features. `before` has
     the features of the test samples before their preparation, if it changed them. `least` is the fewest samples of a
     group whose metrics the party tells. `kinds` are the kinds of a file's feature columns, where they are not all
-    numbers. `table` is the layout of coded rows, which a preparation turns into features.
+    numbers. `table` is the layout of coded rows, which a preparation turns into features. `stated` are the facts that
+    a deployed party states about its samples (`hansa.data.statement`).
     """
 
     least = 0
+    stated: Any = None
 
     def __init__(self, train: StoredSamples | TableRows, test: StoredSamples | TableRows | None = None,
                  header: tuple[str, ...] = (), before: Features | None = None, kinds: tuple[str, ...] = (),
@@ -169,7 +171,9 @@ class SampleGateway:
 
         With `width` a sample has that many features afterwards. A PartyError if the function changes the shape of a
         sample in another way: with numbers for each row, the sender of the preparation could pick out single samples.
+        Infinite results become the largest finite number of their type.
         """
+        function = _finite_after(function)
         sample = self._train.x[:1]
         if function(sample).shape != (sample.shape if width is None else (len(sample), width)):
             raise NotAdmitted("the preparation has numbers of another shape than its samples have")
@@ -179,6 +183,27 @@ class SampleGateway:
                 self._before = self._test.x if self._before is None else self._before
             self._test = _transformed(self._test, function)
 
+    def stand_in(self, classes: int | None) -> SampleGateway:
+        """A gateway to one made-up row with the shapes and types of this party's rows: zeros, and the last class.
+
+        An op that fails on this row fails because of its request and of public facts. Without a number of classes, the
+        target is the largest whole number of its type.
+        """
+        x, y, ids, weights = self._train
+        made = None if y is None else torch.zeros((1, *y.shape[1:]), dtype=y.dtype, device=y.device)
+        if made is not None and not made.is_floating_point():
+            most = 1 if made.dtype == torch.bool else torch.iinfo(made.dtype).max
+            made.fill_(most if classes is None else min(max(classes - 1, 0), most))
+        row = TableRows(
+            torch.zeros((1, *x.shape[1:]), dtype=x.dtype, device=x.device),
+            made,
+            None if ids is None else np.array(["a"]),
+            None if weights is None else torch.ones(1, dtype=weights.dtype, device=weights.device),
+        )
+        out = SampleGateway(row, None if self._test is None else row, self.header, table=self.table)
+        out._weighed = self._weighed
+        return out
+
     def copy(self) -> SampleGateway:
         """A gateway to copies of the same samples, so that the originals of all parties can be freed."""
         train, test = (
@@ -187,7 +212,9 @@ class SampleGateway:
         )
         assert train is not None
         before = None if self._before is None else self._before.clone()
-        return SampleGateway(train, test, self.header, before, self.kinds, self.table)
+        out = SampleGateway(train, test, self.header, before, self.kinds, self.table)
+        out.stated = self.stated
+        return out
 
     def digest(self) -> str:
         """A hash of the training samples, which never leaves the party."""
@@ -199,6 +226,16 @@ class SampleGateway:
         if ids is not None:
             tree["ids"] = encoded(ids)
         return codec.digest(tree)
+
+
+def _finite_after(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function, with the largest finite number in place of infinite results. NaN stays: a value may be missing."""
+
+    def changed(x: Tensor) -> Tensor:
+        out = function(x)
+        return out.nan_to_num(torch.nan) if out.is_floating_point() else out
+
+    return changed
 
 
 def _transformed(rows: TableRows, function: Callable[[Tensor], Tensor]) -> TableRows:

@@ -6,35 +6,29 @@ import hashlib
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.fitting import check_features, fit_targets
+from hansa.core.errors import ConfigError, DataError, NotAdmitted
 from hansa.core.functions import is_function
 from hansa.core.labels import Labels, misnumbered
 from hansa.core.losses import named_loss
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
-from hansa.core.stored_rows import blocks
-from hansa.core.table_layout import KINDS as TABLE_KINDS
 from hansa.data.party_files import Header, differing
+from hansa.data.statement import CLASSES, NUMBERS, DataStatement
+from hansa.data.statement import KINDS as COLUMN_KINDS
 
 T = TypeVar("T")
 DIMENSIONS = 8  # of a sample, at most
-NUMBERS = 2**31  # of a sample, at most
-CLASSES = 2**20  # at most
 NAMES = 2**12  # bytes of column names, at most; of longer lists only a hash is sent
 HASHED = "sha256 "  # prefix of such a hash
 FEW, TIMES = 1024, 64  # a party may have FEW classes; more, only up to TIMES times the median of all parties
 NO_LABELS = Labels(0, 0, 0)
 KINDS = ("none", "real", "class")  # kinds of targets; none for a party without samples or labels
-COLUMN_KINDS = (*TABLE_KINDS, "empty")  # empty: no value is known, so that any kind fits
 COLUMNS = {"data": "columns"}  # the payload for parties with different columns
 
 
@@ -48,11 +42,12 @@ def over_columns(payload: Payload) -> bool:
 class Describe(Op):
     """Describe the shape of a party's samples and the kind of its targets.
 
-    The reply also has the number of classes (0 for other targets), the lowest class and the number of classes that
-    occur; whether the party has its own test samples, missing values and whole numbers as features; and the names and
-    kinds of its file's columns. Neither samples nor their number are sent. If the loss is known, it decides the kind of
-    the targets. A party declines if its values are infinite or its targets do not fit the loss. With the payload
-    `COLUMNS` a party declines without ids; it may have no labels, and does not send its column names.
+    The reply has what the party states (`DataStatement`): no sample is read. It has the number of classes (0 for other
+    targets), the lowest class and the number of classes that occur; whether the party has its own test samples,
+    missing values and whole numbers as features; and the names and kinds of its file's columns. Neither samples nor
+    their number are sent. If the loss is known, it decides the kind of the targets. A party declines if its targets do
+    not fit the loss. With the payload `COLUMNS` a party declines without ids; it may have no labels, and does not send
+    its column names.
     """
 
     loss: str | None = None
@@ -62,58 +57,44 @@ class Describe(Op):
             named_loss(self.loss)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        data, rows = party.data, not over_columns(payload)
-        if not rows and not data.identified:
-            raise PartyError(
+        stated, rows = party.data.stated, not over_columns(payload)
+        if not isinstance(stated, DataStatement):
+            raise NotAdmitted("it states nothing about its samples")
+        if not rows and not stated.ids:
+            raise NotAdmitted(
                 "its rows have no ids, and this job matches parties with different columns by them; name the ids "
                 "(hansa join --ids)"
             )
-        if rows and not data.labelled:
-            raise PartyError("it has no labels, and this job trains on parties with the same columns and labels")
-        x = data.features("describe")
-        y = data.rows("describe")[1] if data.labelled else x[:0]
-        tests = [data.test_features("describe")] if data.tests else []
-        shape = tuple(x.shape[1:])
-        if len(shape) > DIMENSIONS:
-            raise PartyError(f"its samples have {len(shape)} dimensions, and at most {DIMENSIONS} are supported")
-        missing = False
-        for samples in (x, *tests):
-            for block in blocks(samples) if samples.is_floating_point() else ():
-                _declining(lambda block=block: check_features(block, "its samples", True, lambda row: ""))  # type: ignore[misc]
-                missing = missing or bool(block.isnan().any())
-        kind, classes, labels = self._targets(y)
-        whole = not x.is_floating_point() and x.dtype != torch.uint8
-        return Description(shape, classes, kind, data.tests is not None, missing, labels, whole,
-                           data.header if rows else (), data.kinds if rows else ()).reply(), memory  # fmt: skip
+        if rows and stated.targets == "none":
+            raise NotAdmitted("it has no labels, and this job trains on parties with the same columns and labels")
+        if len(stated.shape) > DIMENSIONS:
+            raise NotAdmitted(
+                f"its samples have {len(stated.shape)} dimensions, and at most {DIMENSIONS} are supported"
+            )
+        kind, classes, labels = self._targets(stated)
+        party.data.admit("describe")
+        return Description(
+            stated.shape, classes, kind, stated.tests, stated.missing, labels, stated.features == "whole",
+            stated.header if rows else (), stated.kinds if rows else (),
+        ).reply(), memory  # fmt: skip
 
-    def _targets(self, y: Tensor) -> tuple[str, int, Labels]:
+    def _targets(self, stated: DataStatement) -> tuple[str, int, Labels]:
         """The kind of the targets, the number of classes, and the class numbers."""
-        if y.numel() == 0:
+        if stated.targets in ("none", "empty"):
             return "none", 0, NO_LABELS
         own = self.loss is None or is_function(self.loss)  # the targets decide
-        if own and y.is_floating_point():
+        if own and stated.targets == "numbers":
             return "real", 0, NO_LABELS
         loss = "cross_entropy" if own else str(self.loss)
-        if loss == "cross_entropy" and y.is_floating_point() and not torch.equal(y, y.round()):
-            raise PartyError("its targets are not whole class numbers, which cross_entropy needs")
-        y = _declining(lambda: fit_targets(y, Objective(None, loss, 0), "its samples"))
-        if loss != "cross_entropy":
+        why = stated.refuses_loss(loss)
+        if why is not None:
+            raise NotAdmitted(why)
+        if loss != "cross_entropy" or stated.classes is None:
             return "real", 0, NO_LABELS
-        labels = Labels.of(y)
-        if labels.lowest < 0:  # the party reports this error when it is asked to train
-            labels = NO_LABELS
-        return "class", int(min(max(float(y.max()) + 1, 1), CLASSES + 1)), labels
+        return "class", stated.classes, Labels(stated.lowest_class, stated.classes - 1, stated.distinct)
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"about": ((DIMENSIONS + 8,), torch.int64), "names": ((NAMES,), torch.uint8)}
-
-
-def _declining(check: Callable[[], T]) -> T:
-    """Run a check of samples; turn its DataError into a PartyError, with which the party declines."""
-    try:
-        return check()
-    except DataError as error:
-        raise PartyError(str(error)) from None
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ class StandardiseOwn(DataOp):
         count = known.sum(0).clamp(min=1)
         mean = torch.where(known, x, 0.0).sum(0) / count
         std = (torch.where(known, x - mean, 0.0).square().sum(0) / count).sqrt()
-        return ApplyStandardise(), {"mean": mean, "std": torch.where(std > 0, std, 1.0)}
+        learned = {"mean": mean, "std": torch.where(std > 0, std, 1.0)}
+        return ApplyStandardise(), {name: numbers.nan_to_num() for name, numbers in learned.items()}
 
     def apply(self, party: Party, payload: Payload) -> None:
         op, learned = self.resolved(party, payload)

@@ -47,6 +47,7 @@ class GuardedGateway(SampleGateway):
     def __init__(self, samples: SampleGateway, ledger: ReadingLedger, op: Op, payload: Payload,
                  ranges: Ranges | None = None) -> None:  # fmt: skip
         super().__init__(samples._train, samples._test, samples.header, samples._before, samples.kinds, samples.table)
+        self.stated = samples.stated
         self._ledger, self._op, self._payload, self._ask = ledger, op, payload, ""
         self._ranges, self._open = ranges or Ranges(), False
         self._recorded: set[Purpose] = set()

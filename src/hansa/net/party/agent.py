@@ -25,14 +25,14 @@ import torch
 import hansa
 from hansa.core import codec, disk
 from hansa.core.answering import answer
-from hansa.core.ask import op_config, op_of
+from hansa.core.ask import op_of
 from hansa.core.crash_points import reach
 from hansa.core.delivery import Deliver
 from hansa.core.errors import DataError, HansaError, NotAdmitted, PartyError
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, unwrap
 from hansa.core.post import Post
 from hansa.core.session_op import SessionOp
-from hansa.core.stopping import Halted, go_on
+from hansa.core.stopping import Halted
 from hansa.local.clipping import keeps_state
 from hansa.local.solver import LocalSolver
 from hansa.net.audit.evidence import make_statement, payload_model_digest, vault_bytes
@@ -48,6 +48,7 @@ from hansa.net.party.manifest_checks import ApprovedVault, check_number, refuses
 from hansa.net.party.model_watch import ModelLoss, ModelWatch, SeenModels, training_loss
 from hansa.net.party.policy import parts
 from hansa.net.party.post import HELD, LARGEST
+from hansa.net.party.preparations import admit, apply
 from hansa.net.party.public_store import PublicStore, named_public
 from hansa.net.party.receipts import Receipts
 from hansa.net.party.restored import check_current, check_present
@@ -354,18 +355,9 @@ class Worker:
             if "public" in task:
                 task = {**task, "public": self._public.read(task["public"]["digest"])}
             party = self._prepare(work.party, self._policy.split(task), self._policy.device)
-            applied: list[dict[str, Any]] = []
-            for step in preparations:
-                go_on()
-                op: Op = op_of(step["op"], where="task")
-                refused = self._policy.refuses_preparation(op) or self._policy.refuses_weights(op, step["payload"])
-                refused = refused if before is None else None  # its own record: the job was allowed to prepare data
-                if refused is not None or not isinstance(op, DataOp):
-                    raise NotAdmitted(refused or f"{op.name!r} is not a preparation of data")
-                op, learned = op.resolved(party, step["payload"])
-                op.apply(party, learned)
-                applied.append({"op": op_config(op), "payload": learned})
-            self._applied = applied
+            classes = getattr(party.data.stated, "classes", task.get("classes"))
+            admit(preparations, party, classes, self._policy if before is None else None)  # else: it was allowed then
+            self._applied = apply(preparations, party)
             self._ready = (key, party, party.data.digest())
         return self._ready[1]
 

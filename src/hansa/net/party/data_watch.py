@@ -21,8 +21,10 @@ from hansa.core import disk
 from hansa.core.errors import DataError, HansaError, PartyError
 from hansa.core.op import Op, Reply
 from hansa.core.predictor import Evaluate
+from hansa.data.statement import DataStatement
 from hansa.drift.detector import PageHinkley, Watch
 from hansa.metrics.evaluate import EvaluateMetrics
+from hansa.net.party.data_statement import stated
 from hansa.net.party.samples import PartySamples, samples_digest
 from hansa.net.transport.wire import Work
 
@@ -42,13 +44,24 @@ class WatchedSamples:
     def __init__(self, read: Callable[[], PartySamples], paths: Sequence[Path], folder: Path) -> None:
         self._read, self._paths, self.notes = read, tuple(paths), DataLog(folder)
         self._seen, self._boundary = signature(self._paths), ("", -1)
+        self._statement: DataStatement | None = None
         self.samples = read()
         if signature(self._paths) != self._seen:
             raise DataError("the party's data changed while they were read; start it again")
 
+    def hold_to(self, statement: DataStatement | None) -> DataStatement:
+        """Compare the samples, and all that are read later, with the owner's statement; return the statement.
+
+        Without one, the statement that the samples suggest. A DataError for the owner if the samples contradict it.
+        """
+        self.samples = stated(self.samples, statement)
+        assert self.samples.statement is not None
+        self._statement = self.samples.statement
+        return self._statement
+
     def look(self, work: Work) -> bool:
         """At the first ask of a round: read the samples again if their files have changed; return whether they are
-        others. A PartyError if they cannot be read: data that were withdrawn or are being written are not used."""
+        others. A PartyError if they cannot be read, or contradict the owner's statement: they are not used."""
         if not self._paths or (work.job, work.round) == self._boundary:
             return False
         try:
@@ -63,6 +76,8 @@ class WatchedSamples:
 
     def _changed(self, work: Work, now: Signature) -> bool:
         samples = self._read()
+        if self._statement is not None:
+            samples = stated(samples, self._statement)
         if signature(self._paths) != now:
             raise DataError("the files changed while they were read; replace a file as a whole (mv)")
         in_memory = isinstance(self.samples.train[0], Tensor)  # a memory-mapped file shows its new content already

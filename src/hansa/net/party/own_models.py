@@ -22,8 +22,8 @@ from hansa.core.registry import build, lookup
 from hansa.data.apply_table import ApplyTable, TablePlan
 from hansa.data.class_weights import WeighClasses
 from hansa.net.party.policy import Policy
-from hansa.net.party.samples import task_model, task_objective
 from hansa.net.party.store import PartyMemory, strip_checksum
+from hansa.net.party.task_party import task_model, task_objective
 
 FILE = "own.model"  # the memory's own files end with .safetensors
 TASK = ("model", "dtype", "shape", "outputs", "loss", "classes", "seed", "bf16", "base", "header")

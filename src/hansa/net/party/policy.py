@@ -25,6 +25,7 @@ from hansa.core.other_model import ARCHITECTURE, described
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import Part, field_types, fill, from_config, own_function
 from hansa.data.class_weights import WeighClasses
+from hansa.data.statement import DataStatement
 from hansa.kernel.ranges import RANGES, Ranges
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import FineTune, FineTunedPredictor
@@ -155,6 +156,8 @@ TOML = """\
 # [own]              # replaces the aggregator's values
 # lr = 0.01
 # batch = 32
+
+# [data]             # what is told of the data, to every job; `hansa join` adds this table. See docs/deploy.md
 """
 
 
@@ -290,6 +293,7 @@ class Policy:
     approve: Approve = Approve()
     trust: Trust = Trust()
     peers: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    data: DataStatement | None = None
 
     def __post_init__(self) -> None:
         for name in ("min_cohort", "min_rows"):
@@ -351,6 +355,8 @@ class Policy:
                 tree[name] = fill(kind, tree[name], where=f"{path}: {name}")
         if isinstance(tree.get("ranges"), dict):
             tree["ranges"] = Ranges.read(tree["ranges"], f"{path}: ranges")
+        if isinstance(tree.get("data"), dict):
+            tree["data"] = fill(DataStatement, tree["data"], where=f"{path}: data")
         policy: Policy = fill(cls, tree, where=str(path))
         return policy
 

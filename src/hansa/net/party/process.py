@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 from hansa.core.errors import ConfigError
 from hansa.core.op import Party
 from hansa.net.party.agent import Agent
+from hansa.net.party.data_statement import add_table, facts
 from hansa.net.party.data_watch import WatchedSamples, data_paths
 from hansa.net.party.nursery import Nursery
 from hansa.net.party.reloading import PolicyReloader
@@ -43,6 +45,11 @@ def join(state: Path, data: str, url: str | None = None, token: Token | None = N
     def prepare(number: int, task: dict[str, Any], device: str) -> Party:
         return preparer(watched.samples, store.policy.limits.parameters)(number, task, device)
 
+    statement = watched.hold_to(store.policy.data)
+    if store.policy.data is None:
+        add_table(state / "party.toml", statement)
+        store.policy = dataclasses.replace(store.policy, data=statement)
+    log.info("every job may learn this of the data (table [data] of party.toml)", extra={"detail": facts(statement)})
     digest = functools.partial(samples_digest, watched.samples)  # of the samples at the start, for the query budget
     # Before the key is read, and before there are threads: workers inherit what this process has in memory.
     with contextlib.closing(store):

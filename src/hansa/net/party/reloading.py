@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import operator
 import time
 from typing import Any
 
@@ -20,7 +21,7 @@ from hansa.net.party.store import PartyStore
 
 log = logging.getLogger("hansa.net")
 FILE = "policy.log"  # in the party's folder: one JSON object per line
-FIXED = ("device", "limits.memory", "trust.attestation")  # settings that count at the start of the process alone
+FIXED = ("device", "limits.memory", "trust.attestation", "data")  # settings that count at the start alone
 
 
 class PolicyReloader:
@@ -46,9 +47,11 @@ class PolicyReloader:
             self._note("policy refused", None, why=str(error))
             return
         running = self._store.policy
-        fixed = [name for name in FIXED if _setting(new, name) != _setting(running, name)]
+        new = new if new.data is not None else dataclasses.replace(new, data=running.data)
+        fixed = [name for name in FIXED if operator.attrgetter(name)(new) != operator.attrgetter(name)(running)]
         limits = dataclasses.replace(new.limits, memory=running.limits.memory)
-        new = dataclasses.replace(new, device=running.device, limits=limits, trust=running.trust)
+        new = dataclasses.replace(new, device=running.device, limits=limits, trust=running.trust,
+                                  data=running.data)  # fmt: skip
         changed = sorted(name for name in _settings(new) if _settings(new)[name] != _settings(before)[name])
         self._store.next_policy = new
         log.info("policy reloaded: it counts from the next ask on", extra={"detail": {"changed": changed}})
@@ -68,10 +71,6 @@ class PolicyReloader:
             self._lines.add(json.dumps({name: value for name, value in line.items() if value is not None}).encode())
         except OSError as error:
             log.error("cannot write %s: %s", FILE, error)
-
-
-def _setting(policy: Policy, name: str) -> Any:
-    return _settings(policy)[name]
 
 
 def _settings(policy: Policy) -> dict[str, Any]:

@@ -1,42 +1,35 @@
-"""A party's samples, from a file or from its own function, and the party that a task makes of them."""
+"""A party's samples, from a file or from its own function."""
 
 from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hansa.core import codec
-from hansa.core.augment import check_augment
-from hansa.core.columns import check_test_rows, fitted, ids_of
-from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, before_reading
-from hansa.core.fitting import check_outputs, kept_features, tensor_of
+from hansa.core.columns import check_test_rows, ids_of
+from hansa.core.errors import ConfigError, DataError, HansaError
+from hansa.core.fitting import kept_features, tensor_of
 from hansa.core.functions import load_function
 from hansa.core.gateway import SampleGateway, StoredSamples, TableRows
-from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
-from hansa.core.params import short
-from hansa.core.public import public_of
-from hansa.core.registry import Part
 from hansa.core.stored_rows import Features, is_dataset, read_dataset, stored, whole
 from hansa.core.table_layout import TableLayout
-from hansa.core.task import Known, PartyShards
-from hansa.core.weights import Weighting, sample_weights
+from hansa.core.weights import sample_weights
 from hansa.data.column_files import read_column_file
 from hansa.data.party_files import Header, aligned, differing, features_of, split_column
 from hansa.data.party_folders import read_party
+from hansa.data.statement import DataStatement
 from hansa.data.table import Table
 from hansa.data.table_files import PARQUET, is_table_file, read_table_samples, split_weights
-from hansa.experiment.column_tasks import hold_out_people, in_dtype
-from hansa.experiment.tasks import hold_out_one, make_augment, make_model
-from hansa.net.party.table_party import table_party
+from hansa.net.party.data_statement import stated
+from hansa.net.party.task_party import make_party
 
 
 class PartySamples(NamedTuple):
@@ -44,7 +37,7 @@ class PartySamples(NamedTuple):
 
     With ids, the sets are `TableRows`, which may have no labels. `tables` are the features of both sets as tables; then
     columns of texts and dates are NaN in the sets, and `kinds` has the kinds of all columns. `labels` are the classes
-    of targets that are texts, in order.
+    of targets that are texts, in order. Samples with a `statement` were compared with it (`data_statement.stated`).
     """
 
     train: StoredSamples | TableRows
@@ -53,6 +46,7 @@ class PartySamples(NamedTuple):
     tables: tuple[Table, Table | None] | None = None
     kinds: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    statement: DataStatement | None = None
 
 
 NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
@@ -85,7 +79,7 @@ def read_samples(reference: str, target: str | None = None, test: str | None = N
             raise ConfigError(f"--test: {reference!r} already returns test samples; leave --test out")
         held, names = _read_file(test, target, ids, weights)
         if weights is not None:
-            held = _labelled(held)
+            held = TableRows(*held)._replace(weights=None)
         x = aligned(held[0], names, header, f"--test: {test}: ")
         held = held._replace(x=x) if isinstance(held, TableRows) else (x, held[1])
         if held[0].shape[1:] != train[0].shape[1:]:
@@ -257,127 +251,13 @@ def samples_digest(samples: PartySamples) -> str:
     return codec.digest({"sets": sets, "header": list(samples.header), "tables": tables})
 
 
-def task_model(task: Mapping[str, Any]) -> Callable[[], nn.Module] | None:
-    """The function that makes the model of a task."""
-    return make_model(task["model"], task["dtype"], os.getcwd(), tuple(task["shape"]), task["outputs"])
-
-
-def task_objective(task: Mapping[str, Any], device: str, parameters: int | None = None) -> Objective:
-    """The objective of a task; a PartyError if its model is too large, or has another base than the aggregator's."""
-    model = task_model(task)
-    inner = model.args[0] if isinstance(model, functools.partial) and model.args else model
-    sized = isinstance(inner, Part)  # its fields are the job's choice; a function takes none from a job
-    if model is not None and parameters is not None and sized:
-        size = count_numbers(model)
-        if size > parameters:
-            raise PartyError(
-                f"its policy allows models of at most {parameters} parameters (limits.parameters in party.toml), "
-                f"and this one has {size}"
-            )
-    objective, base = Objective(model, task["loss"], task["seed"], device, task["bf16"]), task.get("base")
-    if base is not None and not (isinstance(base, str) and re.fullmatch("[0-9a-f]{64}", base)):
-        raise DataError("malformed task: base must be the SHA-256 of the model's frozen parameters")
-    if objective.base != base:
-        name = task["model"]["name"] if isinstance(task["model"], dict) else task["model"]
-        raise PartyError(
-            f"its frozen parameters of the model {name!r} have the SHA-256 {short(objective.base)}, and those of the "
-            f"job {short(base)}; both must make the model from the same base"
-        )
-    return objective
-
-
 def preparer(samples: PartySamples, parameters: int | None = None) -> Callable[[int, dict[str, Any], str], Party]:
-    """Return a function that makes the party of a task from these samples.
+    """Return a function that makes the party of a task from these samples (`task_party.make_party`).
 
-    Each task starts from the original samples. `parameters` is the largest size of a registered model, whose fields the
-    job chooses: a larger one is refused before it takes memory.
+    Samples without a statement get the one that they suggest, here. Each task starts from the original samples.
+    `parameters` is the largest size of a registered model, whose fields the job chooses: a larger one is refused before
+    it takes memory.
     """
-
-    def prepare(number: int, task: dict[str, Any], device: str) -> Party:
-        train, test, header, tables, kinds, labels = PartySamples(*samples)
-        weights = TableRows(*train).weights
-        if weights is not None and task and ("shapes" in task or task.get("weighs") is False):
-            raise PartyError("its samples have weights (hansa join --weights), which this job's method does not use")
-        if not task:  # there is no task yet: this party can only describe its data
-            return Party(number, Objective(None, "mse", 0), SampleGateway(train, test, header, kinds=kinds), 0)
-        if "shapes" in task:
-            return _column_party(number, task, device, train, test)
-        with before_reading():  # first: a party with another base reads no sample
-            objective = task_objective(task, device, parameters)
-        train, test = _labelled(train), None if test is None else _labelled(test)
-        if "table" in task:
-            targets = train[1], None if test is None else test[1]
-            return table_party(number, task, objective, *targets, tables, labels, weights)
-        for column, kind in zip(header[1:], kinds, strict=False):
-            if kind in ("text", "date"):
-                raise PartyError(f"its column {column[:40]!r} holds {kind}s; set task.prepare = 'table'")
-        task_header = tuple(task.get("header", ()))
-        train = (aligned(train[0], header, task_header, ""), train[1])
-        test = (aligned(test[0], header, task_header, ""), test[1]) if test is not None else None
-        if task["party_test"] > 0 and test is None:
-            split = task["party_test"], task["seed"], number
-            train, test = hold_out_one(train, *split)
-            weights = None if weights is None else hold_out_one((weights, weights), *split)[0][0]
-        shape = tuple(task["shape"])
-        if tuple(train[0].shape[1:]) != shape:
-            raise DataError(f"its samples have the shape {tuple(train[0].shape[1:])}, those of the job {shape}")
-        held = PartyShards([train], objective, "data", task["prepared"]).of(0)
-        own = PartyShards([test], objective, "test data", task["prepared"]).of(0) if test is not None else None
-        known = Known(1, None, shape, task["classes"])
-        known.check_targets(
-            held[1], "its ", tell=False
-        )  # tell=False: the aggregator chooses the classes and reads the reason
-        if own is not None:
-            known.check_targets(own[1], "of its test samples, the ", tell=False)
-        for x, y in (held, *([own] if own is not None else [])):
-            whole = y.numel() > 0 and not y.is_floating_point()
-            check_outputs(objective, torch.zeros_like(x[:1]), int(y.max()) + 1 if whole else task["classes"])
-        public = None
-        if "public" in task:
-            public = known.publish(*public_of(task["public"]), objective, task["prepared"])
-        names = task_header if len(task_header) > 1 else header
-        if weights is not None:
-            objective.weighting = Weighting.of(held[1])
-            weights = weights.to(objective.device)
-        augment = make_augment(task.get("augment"), os.getcwd())
-        if augment is not None:
-            check_augment(augment, torch.zeros(1, *shape, dtype=held[0].dtype, device=objective.device))
-        gateway = SampleGateway(TableRows(*held, None, weights), own, names)
-        return Party(number, objective, gateway, task["seed"], public=public, augment=augment)
-
-    return prepare
-
-
-def _labelled(rows: StoredSamples | TableRows) -> StoredSamples:
-    """Samples for a job with rows; a PartyError if there are no labels."""
-    x, y = rows[:2]
-    if y is None:
-        raise PartyError("it has no labels, and this job trains on parties with the same columns and labels")
-    return x, y
-
-
-def _column_party(number: int, task: dict[str, Any], device: str, train: StoredSamples | TableRows,
-                  test: StoredSamples | TableRows | None) -> Party:  # fmt: skip
-    """The party of a job over columns. Its samples must have the shape that it described."""
-    rows, tests = TableRows(*train), None if test is None else TableRows(*test)
-    if rows.ids is None or (tests is not None and tests.ids is None):
-        raise PartyError("its rows have no ids, and this job matches parties with different columns by them")
-    described, shape = task["shapes"][number], list(rows.x.shape[1:])
-    if described is None:
-        raise PartyError("it had not described its columns when the job began, so it cannot take part")
-    if described != shape:
-        raise DataError(f"its samples have the shape {tuple(shape)}, and it described others to the job")
-    if task["party_test"] > 0 and tests is None:
-        rows, tests = hold_out_people(rows, task["party_test"], task["seed"])
-    objective = Objective(None, task["loss"], task["seed"], device, task["bf16"])
-    known = Known(1, None, (), task["classes"])
-
-    def made(rows: TableRows, where: str, targets: str) -> TableRows:
-        x, y = fitted(in_dtype(whole(rows.x), task["dtype"]), rows.y, objective, where, task["prepared"])
-        if y is not None:
-            known.check_targets(y, targets, tell=False)
-        return TableRows(x, y, ids_of(rows.ids, len(x), f"the ids of its {where}"))
-
-    held = made(rows, "data", "its ")
-    own = None if tests is None else made(tests, "test data", "of its test samples, the ")
-    return Party(number, objective, SampleGateway(held, own), task["seed"])
+    samples = PartySamples(*samples)
+    samples = stated(samples) if samples.statement is None else samples
+    return functools.partial(make_party, samples, parameters)
