@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.algorithms.adaptive_top_k import SettleTopK, derivative_sign, fair_choice, next_k, step_size
+from hansa.core.entries import refuses_payload
 from hansa.core.errors import ConfigError, PartyError
 from hansa.local import DPSGD, Controlled
 from hansa.testing.transforms import _party as party
@@ -179,17 +180,18 @@ def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], reason: 
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        ({"used_values": torch.ones(1), "used_places": torch.tensor([9])}, "are not places of the model"),
-        ({"used_values": torch.ones(1), "used_places": torch.tensor([-1])}, "are not places of the model"),
-        ({"used_values": torch.ones(2), "used_places": torch.tensor([1])}, "no used_places for its used_values"),
-        ({"used_values": torch.tensor([torch.nan]), "used_places": torch.tensor([1])}, "numbers that are not finite"),
-        ({"used_places": torch.tensor([1])}, "the payload has no 'used_values'"),
+        ({"used_places": torch.tensor([9])}, "other places than those of the model"),
+        ({"used_places": torch.tensor([-1])}, "used_places must be"),
+        ({"used_values": torch.ones(2)}, "used_places must be"),
+        ({"used_values": torch.tensor([torch.nan])}, "used_values must be a tensor of finite"),
+        ({"used_values": None}, "used_values must be"),
     ],
 )
 def test_a_party_checks_what_it_is_told(payload: dict[str, Any], reason: str) -> None:
-    memory = {f"top/{name}": torch.zeros(3) for name in ("error", "values", "places")}
-    model = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0)}
-    with pytest.raises(PartyError, match=reason):
-        SettleTopK("top").run(party(1), {"model": model, **payload}, memory)
+    model = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
+    one = {"values": torch.ones(1), "places": torch.tensor([1])}
+    good = {"model": model, **{f"{use}_{name}": value for use in ("used", "probe") for name, value in one.items()}}
+    assert refuses_payload(SettleTopK("top"), good) is None
+    assert reason in str(refuses_payload(SettleTopK("top"), {**good, **payload}))
     with pytest.raises(PartyError, match="it has sent no update that could be settled"):
-        SettleTopK("top").run(party(1), {"model": model, **payload}, {})
+        SettleTopK("top").run(party(1), {**good, **payload}, {})

@@ -13,6 +13,7 @@ import hansa
 from hansa.algorithms.fedmd import DigestAndRevisit, PublicScores, aligned
 from hansa.core import own_model
 from hansa.core.ask import Reduced
+from hansa.core.entries import refuses_payload
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
@@ -265,15 +266,17 @@ def test_a_party_checks_what_it_is_sent() -> None:
     one, op = party(), DigestAndRevisit(WHOLE, WHOLE, align=10)
     _, memory = begun(one)
     scores = torch.zeros(10, 4, dtype=torch.float64)
-    for payload, held, sentence in [
-        ({}, memory, "no 'scores' of the shape"),
-        ({"scores": scores[:, :3]}, memory, "no 'scores' of the shape"),
-        ({"scores": scores * torch.nan}, memory, "not finite"),
-        ({"scores": scores + 101}, memory, "scores over 100, the largest that a party may send"),
-        ({"scores": scores}, {}, "it has no model yet, because it sent no scores"),
+    for payload, sentence in [
+        ({}, "scores is missing"),
+        ({"scores": scores[:, :3]}, "scores must be a tensor"),
+        ({"scores": scores[:9]}, "it needs 10 rows of scores up to 100"),
+        ({"scores": scores * torch.nan}, "finite real numbers"),
+        ({"scores": scores + 101}, "it needs 10 rows of scores up to 100"),
     ]:
-        with pytest.raises(PartyError, match=sentence):
-            op.run(one, payload, held)  # type: ignore[arg-type]
+        assert sentence in str(refuses_payload(op, payload, {"classes": 4}))  # type: ignore[arg-type]
+    assert refuses_payload(op, {"scores": scores}, {"classes": 4}) is None
+    with pytest.raises(PartyError, match="it has no model yet, because it sent no scores"):
+        op.run(one, {"scores": scores}, {})
     with pytest.raises(PartyError, match="its model is not finite after training; lower the learning rate"):
         DigestAndRevisit(WHOLE, WHOLE.at({"lr": 1e300, "epochs": 4}), 10, "mse").run(one, {"scores": scores}, memory)
     with pytest.raises(PartyError, match="the ask is about 25 public samples, and there are 24"):

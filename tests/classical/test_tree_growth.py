@@ -23,6 +23,7 @@ from hansa.classical.trees.histograms import GradientHistograms, histograms
 from hansa.classical.trees.sketches import QuantileSummary, summary, surrogates
 from hansa.classical.trees.splits import SplitRule, best_splits
 from hansa.classical.trees.table import TreeArrays, TreeTable
+from hansa.core.entries import refuses_payload, sizes_of
 from hansa.core.errors import PartyError
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
@@ -318,26 +319,27 @@ def test_a_party_refuses_asks_that_are_malformed_or_too_large() -> None:
     party = party_of(data)
     assert op.run(party, payload, {})[0].tensors["sums"].shape[0] == 1
 
-    def refused(change: GradientHistograms = op, **entries: Any) -> str:
-        with pytest.raises(PartyError) as caught:
-            merged = {**payload, **entries}
-            change.expects(merged)
-            change.run(party, merged, {})
-        return str(caught.value)
+    def refused(change: GradientHistograms = op, **entries: Any) -> str | None:
+        return refuses_payload(change, {**payload, **entries}, sizes_of(party.objective.spec, party.data, {}))
 
-    assert "16384 are the most" in refused(slots=torch.zeros(20_000, 2, dtype=torch.int64))
-    assert "nodes that its trees do not have" in refused(slots=torch.tensor([[0, 999]]))
-    assert "must ascend" in refused(features=torch.tensor([0, 0]))
-    assert "bins for 3 features" in refused(bins=Bins.of_features([[0.0]] * 3, []).payload(), features=torch.arange(3))
+    assert refused() is None
+    assert "16384 are the most" in str(refused(slots=torch.zeros(20_000, 2, dtype=torch.int64)))
+    assert "nodes that its trees do not have" in str(refused(slots=torch.tensor([[0, 999]])))
+    assert "ascending" in str(refused(features=torch.tensor([0, 0])))
+    assert "bins for 3 features" in str(
+        refused(bins=Bins.of_features([[0.0]] * 3, []).payload(), features=torch.arange(3))
+    )
     wide = Bins.of_features([np.arange(70_000.0).tolist(), [], [], []], [])
-    assert "65535 are the most" in refused(bins=wide.payload())
-    assert "finite and ascend" in refused(bins=Bins.of_features([[1.0, 0.0], [], [], []], []).payload())
-    assert "'base' must be 1 finite" in refused(base=torch.tensor([np.nan]))
-    assert "should have 1 earlier trees" in refused(before=TreeArrays.none(1).payload())
-    assert "1 to 40 bits" in refused(replace(op, bits=60))
-    assert "losses:" in refused(replace(op, loss="exponential"))
+    assert "65535 are the most" in str(refused(bins=wide.payload()))
+    assert "finite and ascend" in str(refused(bins=Bins.of_features([[1.0, 0.0], [], [], []], []).payload()))
+    assert "base must be a tensor of finite real numbers" in str(refused(base=torch.tensor([np.nan])))
+    assert "'base' must be 1 finite" in str(refused(base=torch.zeros(2)))
+    assert "should have 1 earlier trees" in str(refused(before=TreeArrays.none(1).payload()))
+    assert "1 to 40 bits" in str(refused(replace(op, bits=60)))
+    assert "losses:" in str(refused(replace(op, loss="exponential")))
     del payload["before"]
-    assert "it has the outputs of 0 trees" in refused()
+    with pytest.raises(PartyError, match="it has the outputs of 0 trees"):
+        op.run(party, payload, {})
 
 
 def test_the_aggregator_refuses_sums_that_cannot_be_true() -> None:

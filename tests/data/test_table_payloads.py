@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from hansa.core.entries import refuses_payload, sizes_of
 from hansa.core.errors import PartyError
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
@@ -44,6 +45,9 @@ NAMES = {"column": whole(1, 1), "prefix": whole(*sorted(text_code(text) >> 16 fo
 
 
 def test_valid_payloads_are_answered() -> None:
+    here = party()
+    for op, payload in ((TableMagnitudes(), AGE), (TableSums(), SUMS), (TableNames(), NAMES)):
+        assert refuses_payload(op, payload, sizes_of(here.objective.spec, here.data, {})) is None
     assert TableMagnitudes().run(party(), AGE, {})[0].tensors["counts"].sum() == 2
     assert TableSums().run(party(), SUMS, {})[0].tensors["count"].tolist() == [2]
     assert TableCategories(40, 12).run(party(), CITIES, {})[0].tensors["counts"].sum() == 2
@@ -73,9 +77,9 @@ def test_valid_payloads_are_answered() -> None:
     (TableNames(), {"column": whole(1), "prefix": whole(2**62)}),
     (TableNames(), {"column": [1], "prefix": [0]}),
 ])  # fmt: skip
-def test_a_payload_that_asks_for_more_is_declined(op: Op, payload: dict[str, Any]) -> None:
-    with pytest.raises(PartyError):
-        op.run(party(), payload, {})
+def test_a_payload_that_asks_for_more_is_refused_before_a_sample_is_read(op: Op, payload: dict[str, Any]) -> None:
+    here = party()
+    assert refuses_payload(op, payload, sizes_of(here.objective.spec, here.data, {})) is not None
 
 
 def plan() -> dict[str, Any]:

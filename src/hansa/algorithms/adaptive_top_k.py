@@ -14,9 +14,10 @@ from torch import Tensor
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import MODEL, WHOLE, Shaped, Sizes, stated
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.fusion import Update
@@ -38,6 +39,15 @@ class SettleTopK(Op):
     """
 
     key: str
+    entries = stated(
+        model=MODEL, used_values=Shaped(shape=("used",)), used_places=Shaped(types=WHOLE, shape=("used",), least=0),
+        probe_values=Shaped(shape=("probe",)), probe_places=Shaped(types=WHOLE, shape=("probe",), least=0),
+    )  # fmt: skip
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        places = torch.cat([payload["used_places"], payload["probe_places"]])
+        if len(places) and int(places.max()) >= len(payload["model"]["w"]):
+            raise PartyError("malformed ask: its changes are at other places than those of the model")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         before = recalled(memory, self.key)
@@ -59,12 +69,8 @@ class SettleTopK(Op):
 
 
 def _changed(w: Tensor, payload: Payload, name: str) -> Tensor:
-    """The vector with the sparse change `name` of a payload, which is checked."""
-    values, places = sent(payload, f"{name}_values", (None,)), payload.get(f"{name}_places")
-    if not isinstance(places, Tensor) or places.dtype != torch.int64 or places.shape != values.shape:
-        raise PartyError(f"the payload has no {name}_places for its {name}_values")
-    if places.numel() and (int(places.min()) < 0 or int(places.max()) >= len(w)):
-        raise PartyError(f"{name}_places in the payload are not places of the model")
+    """The vector with the sparse change `name` of a payload."""
+    values, places = payload[f"{name}_values"], payload[f"{name}_places"]
     return w.index_add(0, places.to(w.device), values.to(w))
 
 

@@ -10,6 +10,7 @@ import torch
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import MODEL, stated
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
@@ -71,6 +72,7 @@ class MixedNetwork(NetworkPredictor):
     """The global model mixed with a party's own model; the global model at a party that has not trained."""
 
     personal: ClassVar[bool] = True
+    entries = stated(model=MODEL)
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         if OWN not in memory:

@@ -19,9 +19,10 @@ from hansa.algorithms.curvature import WHOLE, Likelihood
 from hansa.algorithms.peers import PeerToPeer, layout
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Number, Text, stated
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
-from hansa.core.mixing import Mixing, mixing_shares
+from hansa.core.mixing import MIXING, Mixing, mixing_shares
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.params import Params
 from hansa.core.registry import register
@@ -30,6 +31,8 @@ from hansa.topology import Ring, Topology, metropolis
 
 LEAST = 2.0**-20  # of a Newton step that would lead uphill
 Form = Literal["diagonal", "full"]
+BELIEF = stated(dim=Number(whole=True, least=1, size="dim"), form=Text(among=("diagonal", "full")),
+                prior=Number(above=0))  # fmt: skip
 
 
 def belief_shapes(form: Form, dim: int) -> dict[str, Shape]:
@@ -76,6 +79,7 @@ class ExchangeBeliefs(RouteOp):
     scale: float = 1.0
     sharpest: float = 1e9
     broadcast: ClassVar[bool] = True
+    entries = stated(mixing=MIXING, **BELIEF)
 
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip
@@ -150,6 +154,8 @@ def named(belief: Mapping[str, Tensor], party: Party) -> Memory:
 @dataclass(frozen=True)
 class OwnBelief(Op):
     """Read a party's belief, as its precision and the precision times the mean, for the model that is evaluated."""
+
+    entries = stated(**BELIEF)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if party.n == 0:

@@ -17,6 +17,7 @@ from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Number, model_of, stated
 from hansa.core.errors import BoundError, ConfigError, RoundAborted
 from hansa.core.federation import Federation, Finding, Grouping
 from hansa.core.objective import Objective
@@ -283,6 +284,7 @@ class ClusterNetwork(NetworkPredictor):
     """The model of the cluster in which a party trained last; of the largest cluster, if it never trained."""
 
     personal: ClassVar[bool] = True
+    entries = stated(model=model_of((None, "dim")), usual=Number(whole=True, least=0))
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         models = payload["model"]["w"]

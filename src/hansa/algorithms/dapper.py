@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps
+from hansa.core.entries import stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.params import Params
@@ -63,6 +64,7 @@ class ChosenNetwork(NetworkPredictor):
     """The model that a party chose among its own; the initial model at a party that has not trained."""
 
     personal: ClassVar[bool] = True
+    entries = stated()
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         initial = party.objective.initial

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hansa.algorithms.peers import PeerToPeer, layout, mixed, own_model, shapes
+from hansa.algorithms.peers import LAYOUT, PeerToPeer, layout, mixed, own_model, shapes
 from hansa.core.algorithm import Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Entries, extended
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.mixing import Mixing, mixing_shares
+from hansa.core.mixing import MIXING, Mixing, mixing_shares
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.route_op import Message, PeerOp
@@ -28,6 +29,10 @@ class Gossip(PeerOp):
 
     inner: LocalSolver = SGD()
     update: ClassVar[str | None] = None  # the reply is a model, not an update
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(extended(self.inner.entries, "model", **LAYOUT), mixing=MIXING)
 
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         shared = {name: value for name, value in payload.items() if name != "mixing"}

@@ -19,6 +19,7 @@ from torch import Tensor
 from hansa.core import codec, own_model, rng
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import ANY_MODEL, WORK_ENTRY, Flag, Shaped, Sizes, stated
 from hansa.core.errors import ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.gateway import SampleGateway
@@ -52,6 +53,7 @@ class PublicScores(Op):
     public: LocalSolver | None = None
     private: LocalSolver | None = None
     update: ClassVar[str | None] = "w"
+    entries = stated(model=ANY_MODEL, begin=Flag(optional=True))
 
     def __post_init__(self) -> None:
         check_exchange(self.align, self.max_score)
@@ -107,6 +109,11 @@ class DigestAndRevisit(Op):
     max_score: float = 100.0
     paced: ClassVar[bool] = True
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "digest_loss"})
+    entries = stated(scores=Shaped(shape=(None, "classes")), work=WORK_ENTRY)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        if len(payload["scores"]) != self.align or max_abs([payload["scores"]]) > self.max_score * SLACK:
+            raise PartyError(f"malformed ask: it needs {self.align} rows of scores up to {self.max_score:g}")
 
     def __post_init__(self) -> None:
         check_exchange(self.align, self.max_score)
@@ -118,8 +125,6 @@ class DigestAndRevisit(Op):
         model, x = own_model.recall(party, memory), aligned(party, self.align)
         classes = party.objective.outputs(model, x[:1]).shape[-1]
         scores = sent(payload, "scores", (self.align, classes)).to(x.device, model.w.dtype)
-        if max_abs([scores]) > self.max_score * SLACK:
-            raise PartyError(f"the payload has scores over {self.max_score:g}, the largest that a party may send")
         objective = party.objective.with_loss(distance(self.loss, self.temperature))
         public = stage(party, "digest", objective=objective, data=SampleGateway((x, scores)))
         model, digested = trained(self.digest, public, model)

@@ -10,6 +10,7 @@ import torch
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps
+from hansa.core.entries import WHOLE, Shaped, model_of, stated
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
@@ -98,6 +99,7 @@ class PersonalNetwork(NetworkPredictor):
     """The shared base of the task's model with a party's own head."""
 
     personal: ClassVar[bool] = True
+    entries = stated(model=model_of(("base",)), base=Shaped(types=WHOLE, shape=("base",), least=0))
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         objective = party.objective

@@ -9,6 +9,7 @@ import torch
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Sizes, check_size, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -24,6 +25,10 @@ class FeatureCounts(Op):
     """For each feature: the number of a party's samples in which it is not zero, and whether it occurs at all."""
 
     features: int = 0
+    entries = stated()
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_size(self.name, "features", self.features, sizes)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         counts = present(Batch(*party.samples("statistics"), None)).to(torch.int64)

@@ -9,6 +9,7 @@ import torch
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import State
+from hansa.core.entries import MODEL, Shaped, stated
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
@@ -43,6 +44,7 @@ class InterpolatedNetwork(NetworkPredictor):
     """The central model mixed with a party's local model; the central model at a party that has not trained."""
 
     personal: ClassVar[bool] = True
+    entries = stated(model=MODEL, grid=Shaped(shape=(None,), least=0, most=1))
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         model = payload["model"]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import State
+from hansa.core.entries import MODEL, stated
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
@@ -53,6 +54,7 @@ class AveragedNetwork(NetworkPredictor):
     """The mean of the global model and a party's own; the global model at a party that has not trained."""
 
     personal: ClassVar[bool] = True
+    entries = stated(model=MODEL)
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         model = payload["model"]

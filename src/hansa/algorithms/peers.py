@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.entries import Number, Text, stated
 from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -18,6 +19,12 @@ from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.fusion import mean_update
 from hansa.topology import Graph, Topology
+
+TYPES = Text(among=("float64", "float32", "bfloat16", "float16"))
+LAYOUT = stated(
+    dim=Number(whole=True, least=0, size="dim"), stats=Number(whole=True, least=0, size="stats"),
+    counts=Number(whole=True, least=0, size="counts"), dtype=TYPES, stats_dtype=TYPES,
+)  # fmt: skip
 
 
 def own_model(party: Party, memory: Memory) -> Params:
@@ -58,6 +65,8 @@ def mixed(shares: Mapping[int, float], models: Mapping[int, Message], name: str)
 @dataclass(frozen=True)
 class OwnModel(Op):
     """Read a party's own model, for the average that is evaluated and saved."""
+
+    entries = LAYOUT
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if party.n == 0:  # it never trains and has no model

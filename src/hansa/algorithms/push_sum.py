@@ -10,9 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.algorithms.peers import PeerToPeer, layout, own_model, shapes
+from hansa.algorithms.peers import LAYOUT, PeerToPeer, layout, own_model, shapes
 from hansa.core.algorithm import Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Entries, Number, extended
 from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
@@ -36,6 +37,11 @@ class PushSumStep(PeerOp):
 
     inner: LocalSolver = SGD()
     update: ClassVar[str | None] = None  # the reply is a running sum, not an update
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        count = Number(whole=True, least=0)
+        return extended(extended(self.inner.entries, "model", **LAYOUT), receivers=count, parties=count)
 
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         shared = {name: value for name, value in payload.items() if name not in ("receivers", "parties")}

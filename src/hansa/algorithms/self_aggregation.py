@@ -11,9 +11,10 @@ from typing import ClassVar
 
 import torch
 
-from hansa.algorithms.peers import PeerToPeer, layout, mixed, own_model, shapes
+from hansa.algorithms.peers import LAYOUT, PeerToPeer, layout, mixed, own_model, shapes
 from hansa.core.algorithm import Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Entries, extended
 from hansa.core.errors import BoundError, ConfigError, DataError
 from hansa.core.federation import Federation
 from hansa.core.norms import l2_norm
@@ -42,6 +43,10 @@ class FuseNeighbours(PeerOp):
     patience: int = 3
     update: ClassVar[str | None] = None  # the reply is a model, not an update
     replies: ClassVar[bool] = True
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, "model", **LAYOUT)
 
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {**payload, "model": own_model(party, memory)._asdict()}

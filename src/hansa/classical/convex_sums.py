@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import rng
+from hansa.core.entries import Flag, Number, Shaped, Sizes, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.registry import register
@@ -54,6 +55,10 @@ def _drawn(key: int, columns: int, count: int) -> tuple[Tensor, Tensor]:
     return frequencies, torch.from_numpy(draws.uniform(0, 2 * math.pi, count))
 
 
+FEATURES = stated(intercept=Flag(), fourier=Number(whole=True, least=0, most=MOST_FEATURES), gamma=Number(above=0),
+                  key=Number(whole=True))  # fmt: skip
+
+
 @register("convex-sums")
 @dataclass(frozen=True)
 class ConvexSums(Op):
@@ -72,6 +77,14 @@ class ConvexSums(Op):
     fourier: int = 0
     gamma: float = 1.0
     key: int = 0
+    entries = stated(w=Shaped(shape=("rows", "columns")))
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        rows, classes = len(payload["w"]), sizes.get("classes", 0)
+        if rows < 1 or (classes and max(2, rows) != max(2, classes)):
+            raise PartyError(f"convex-sums has rows for {max(2, rows)} classes, and the party's task has {classes}")
+        if "features" in sizes and payload["w"].shape[1] != self.features.width(sizes["features"]):
+            raise PartyError("convex-sums has weights for another number of features")
 
     @property
     def features(self) -> Features:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hansa.core.entries import WHOLE, Nested, Number, Several, Shaped, Sizes, check_size, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -48,6 +49,29 @@ def route(coded: Tensor, feature: Tensor, child: Tensor, stop_short: bool = True
     raise PartyError("malformed tree: a node is below itself")
 
 
+EDGES = Several(of=Number(), optional=True)
+TREE = {
+    "domain": Several(of=Nested(entries={"values": EDGES, "cuts": EDGES})),
+    "feature": Shaped(types=WHOLE, shape=("nodes",), least=-1),
+    "child": Shaped(types=WHOLE, shape=("nodes", "branches"), least=-1),
+}
+
+
+def check_tree(payload: Payload, features: int) -> None:
+    """Raise a PartyError for a tree that does not fit the features, or in which a node is not below its parent."""
+    feature, child, domain = payload["feature"], payload["child"], payload["domain"]
+    fits = len(domain) == features and all(len(described) == 1 for described in domain)
+    fits = fits and len(feature) > 0 and _widest(domain) <= child.shape[1] and int(feature.max()) < features
+    below = torch.arange(len(child), device=child.device)[:, None] < child
+    if not fits or not bool(((child == -1) | (below & (child < len(child)))).all()):
+        raise PartyError("malformed tree: its nodes do not fit together, or not to the features")
+
+
+def _widest(domain: list[dict[str, Any]]) -> int:
+    """The most values, or intervals between cuts, of a feature."""
+    return max((len(d["values"]) if "values" in d else len(d.get("cuts", ())) + 1 for d in domain), default=0)
+
+
 @register("split-counts")
 @dataclass(frozen=True)
 class SplitCounts(Op):
@@ -57,6 +81,14 @@ class SplitCounts(Op):
     features: int = 0
     width: int = 0
     classes: int = 0
+    entries = stated(**TREE)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_size(self.name, "features", self.features, sizes)
+        check_size(self.name, "classes", self.classes, sizes)
+        check_tree(payload, self.features)
+        if min(self.width, self.classes, len(self.nodes)) < 1 or _widest(payload["domain"]) > self.width:
+            raise PartyError("malformed ask: it counts fewer values or classes than there are")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("statistics")

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from hansa.classical.cache import CACHE
+from hansa.core.entries import Shaped, Sizes, check_columns, check_size, stated
+from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -25,6 +27,10 @@ class ValueProfile(Op):
     """For each feature: known values, values that are not small whole numbers, counts of each small whole number."""
 
     features: int = 0
+    entries = stated()
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_size(self.name, "features", self.features, sizes)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         flat = party.samples("statistics")[0].flatten(1).double().cpu()
@@ -46,6 +52,12 @@ class RankCounts(Op):
     """The number of a party's samples at or below each edge, for the given features."""
 
     features: tuple[int, ...] = ()
+    entries = stated(edges=Shaped(shape=("columns", None)))
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_columns(self.name, self.features, sizes)
+        if len(payload["edges"]) != len(self.features):
+            raise PartyError("rank-counts needs the edges of each of its features")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x = party.samples("statistics")[0]

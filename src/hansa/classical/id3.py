@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.classical.counts import SplitCounts, codes, route
+from hansa.classical.counts import TREE, SplitCounts, check_tree, codes, route
 from hansa.classical.domains import learn_domain
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError
+from hansa.core.entries import WHOLE, Number, Shaped, Sizes, optional, stated
+from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
 from hansa.core.op import Payload
@@ -124,6 +125,19 @@ def best_feature(splits: Tensor, candidates: list[int]) -> int:
 @dataclass(frozen=True)
 class TreePredictor(Predictor):
     """Log of the label frequencies (one added to each) at the node that a sample reaches."""
+
+    entries = stated(
+        classes=Number(whole=True, least=1, optional=True),
+        counts=Shaped(types=WHOLE, shape=("nodes", None), optional=True),
+        **{name: optional(entry) for name, entry in TREE.items()},
+    )
+
+    def check_payload(self, payload: Payload, sizes: Sizes) -> None:
+        tree = {"counts", *TREE}
+        if not (tree <= set(payload) or set(payload) == {"classes"}):
+            raise PartyError(f"malformed ask: a tree has {', '.join(sorted(tree))}; without one it has classes")
+        if "feature" in payload:
+            check_tree(payload, sizes.get("features", len(payload["domain"])))
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         if "feature" not in payload:  # nothing learned yet

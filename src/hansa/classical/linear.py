@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from hansa.classical import inference, newton
-from hansa.classical.convex_sums import MOST_FEATURES, ConvexSums, Features
+from hansa.classical.convex_sums import FEATURES, MOST_FEATURES, ConvexSums, Features
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError, DataError
+from hansa.core.entries import FreeForm, Nested, Number, Shaped, Sizes, Text, stated
+from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
 from hansa.core.op import Payload
@@ -277,6 +278,21 @@ class KernelSVM(VectorMachine):
 @dataclass(frozen=True)
 class LinearPredictor(Predictor):
     """The scores of a linear model; for two classes those of class 0 are 0."""
+
+    entries = stated(
+        w=Shaped(shape=("rows", None)),
+        features=Nested(entries=FEATURES),
+        classes=Number(whole=True, least=1, none=True),
+        loss=Text(optional=True),
+        facts=FreeForm(check="about the coefficients", optional=True),
+    )
+
+    def check_payload(self, payload: Payload, sizes: Sizes) -> None:
+        width = Features(**payload["features"]).width(sizes.get("features", 0))
+        if "features" in sizes and payload["w"].shape[1] != width:
+            raise PartyError(
+                f"malformed ask: the model has weights for {payload['w'].shape[1]} features, expected {width}"
+            )
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         scores: Tensor = Features(**payload["features"]).of(x) @ payload["w"].to(x.device).T

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Number, Shaped, stated
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
@@ -24,6 +25,8 @@ from hansa.core.registry import register
 @dataclass(frozen=True)
 class ClassMoments(Op):
     """For each class: the number of samples, their sum and sum of squares, about a point that the aggregator sends."""
+
+    entries = stated(centre=Shaped(shape=("classes", "features")))
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("statistics")
@@ -100,6 +103,13 @@ class GaussianNB(Algorithm):
 @dataclass(frozen=True)
 class NaiveBayesPredictor(Predictor):
     """Joint log-likelihood of each class; a class that no party has is never predicted."""
+
+    entries = stated(
+        mean=Shaped(shape=("classes", "features")),
+        var=Shaped(shape=("classes", "features")),
+        prior=Shaped(shape=("classes",)),
+        passes=Number(whole=True, least=0, optional=True),
+    )
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         mean, var, prior = (payload[name].to(x.device) for name in ("mean", "var", "prior"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hansa.core.entries import Sizes, check_size, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -19,6 +20,10 @@ class ClassCounts(Op):
     """The number of the party's samples of each class."""
 
     classes: int = 0
+    entries = stated()
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_size(self.name, "classes", self.classes, sizes)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if not 0 < self.classes <= CLASSES:

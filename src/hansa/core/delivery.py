@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hansa.core.entries import Entries, Sizes
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.predictor import check_prediction, predictor_entries
 from hansa.core.registry import register
 
 
@@ -18,6 +20,13 @@ class Deliver(Op):
     """Keep the final model of a job: the payload of a predictor. It reads no sample, and the reply is empty."""
 
     used_by: str = "network"  # the predictor
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return predictor_entries(self.used_by)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_prediction(self.used_by, payload, sizes)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         return Reply({}), {}

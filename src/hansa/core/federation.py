@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hansa.core import rng
 from hansa.core.ask import VERBS, Arrival, Ask, Gathered, Reduced, Routed, Ticket, Verb, unsummable
+from hansa.core.entries import refuses_payload
 from hansa.core.errors import AlgorithmError
 from hansa.core.mixing import Mixing, MixingRows
 from hansa.core.op import Op, PackingOp, Payload, Reply, known_open_tensors, unwrap
@@ -167,6 +168,7 @@ class Federation:
         if self.send is not None and verb not in ("next", "route"):
             fields["payload"], fields["packed"] = self.send(fields["payload"])
         ask = Ask(verb=verb, round=self.round, phase=self._phase, index=self._index, **fields)
+        _check_payload(ask)
         self._index += 1
         return ask
 
@@ -361,6 +363,14 @@ class Federation:
         inner._phase = f"{self._phase}.{self._index - 1}"
         inner._index = 0
         return inner
+
+
+def _check_payload(ask: Ask) -> None:
+    """Raise an AlgorithmError for a payload that its op does not state, before a party refuses it."""
+    if ask.op is not None and ask.parties:
+        refused = refuses_payload(ask.op, ask.payload_of(ask.parties[0]), values=False)
+        if refused is not None:
+            raise AlgorithmError(refused)
 
 
 def _check_sizes(ask: Ask, op: Op) -> None:

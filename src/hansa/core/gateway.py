@@ -66,6 +66,11 @@ class SampleGateway:
         return len(self._train.x)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a sample."""
+        return tuple(self._train.x.shape[1:])
+
+    @property
     def tests(self) -> int | None:
         """The number of test samples; None if the party has no test set."""
         return None if self._test is None else len(self._test.x)

@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hansa.core.entries import FLOAT64, WHOLE, Nested, Shaped, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Payload
 
+MIXING = Nested(entries=stated(ids=Shaped(types=WHOLE, shape=("mixed",), least=0),
+                              weights=Shaped(types=FLOAT64, shape=("mixed",), least=0, most=2)))  # fmt: skip
 ROUNDING = 1e-9  # the sum of a party's weights may differ from 1 by this much
 
 

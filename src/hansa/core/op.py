@@ -18,6 +18,7 @@ from torch import Tensor
 from hansa.core import rng
 from hansa.core.augment import Augment
 from hansa.core.budget import Budget, Release
+from hansa.core.entries import Entries, Sizes
 from hansa.core.errors import AlgorithmError, DataError, PartyError
 from hansa.core.fitting import cast
 from hansa.core.gateway import Ids, Purpose, SampleGateway, Samples, StoredSamples
@@ -243,6 +244,10 @@ class Party:
         return self.data.ids("match")
 
 
+# Methods that read a payload: an op that overrides one of them does not inherit the statement of its base.
+READ_BY = frozenset({"run", "train", "start", "before", "around", "after", "send", "receive", "talk"})
+
+
 class Op(Part):
     """Base of ops. Subclasses are frozen dataclasses; their fields are part of the ask."""
 
@@ -258,6 +263,12 @@ class Op(Part):
     fuzzy: ClassVar[bool] = False  # whether it sends encodings of ids that show how alike two ids are
     scores_people: ClassVar[bool] = False  # whether replies tell the aggregator about single people, whom it names
     counts: ClassVar[frozenset[str]] = frozenset()  # vectors beside the update that have no negative numbers
+    entries: ClassVar[Entries | None] = None  # what it reads from its payload (`core.entries`); None: not stated
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "entries" not in vars(cls) and not READ_BY.isdisjoint(vars(cls)):
+            cls.entries = None  # what its base states may be too much for what it makes of the payload
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -284,6 +295,13 @@ class Op(Part):
         A reply with a larger value is rejected. In a secure sum it is the range of the values.
         """
         return None
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        """Raise a PartyError for a request that cannot be answered, whatever the samples are.
+
+        It is called before a sample is read, for a payload with the stated `entries`. It compares entries with each
+        other, with the op's fields and with the public `sizes` (`core.entries`), of which some may be unknown.
+        """
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         """Run the op. Returns the reply, and the memory that the party keeps if the reply is fused."""
@@ -353,6 +371,13 @@ class Wrapper(Op):
     @property
     def ranges(self) -> Mapping[str, Range]:  # type: ignore[override]
         return self.inner.ranges
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return self.inner.entries
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        self.inner.check_ask(payload, sizes)
 
     @property
     def update(self) -> str | None:  # type: ignore[override]

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from hansa.core.entries import Text, model_of, stated
 from hansa.core.errors import PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply
@@ -66,6 +67,7 @@ class OwnModelPredictor(Predictor):
     """Each party's own model, from its memory. A party without one uses the shared model, if the payload has it."""
 
     personal: ClassVar[bool] = True
+    entries = stated(model=model_of(optional=True), scores=Text(optional=True))
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         if "model" in payload and f"{PREFIX}w" not in memory:

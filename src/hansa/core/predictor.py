@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
+from hansa.core.entries import ANY_MODEL, OTHER_MODEL, Entries, Sizes, fault_in, stated
+from hansa.core.errors import ConfigError, PartyError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, Shape
 from hansa.core.other_model import objective_of
 from hansa.core.params import Params
-from hansa.core.registry import Part, build, register
+from hansa.core.registry import Part, build, lookup, register
 from hansa.core.stored_rows import Features, blocks
 
 METRICS = frozenset({"loss", "accuracy", "auc", "rmse", "mae", "r2"})  # all metrics of `losses.metrics`
@@ -28,6 +29,12 @@ class Predictor(Part):
     joint: ClassVar[bool] = False  # whether parts of the model lie at several parties, which only together predict
     kept: ClassVar[bool] = False  # whether deployed parties keep their parts of a joint model, to predict later
     gives: ClassVar[Literal["probabilities", "scores", "classes"]] = "probabilities"  # "classes": 0 and 1 alone
+    entries: ClassVar[Entries | None] = None  # as `Op.entries`, for the payload of the predictor
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "entries" not in vars(cls) and not {"own", "outputs"}.isdisjoint(vars(cls)):
+            cls.entries = None  # as of an op that reads its payload in another way than its base
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         """The payload for one party, with the party's memory.
@@ -52,11 +59,30 @@ class Predictor(Part):
         """Whether the softmax of class scores gives probabilities; not so for margins."""
         return True
 
+    def check_payload(self, payload: Payload, sizes: Sizes) -> None:
+        """As `Op.check_ask`, for the payload of the predictor."""
+
+
+def predictor_entries(name: str) -> Entries | None:
+    """What a predictor reads from its payload."""
+    return lookup("predictor", name).entries  # type: ignore[attr-defined, no-any-return]
+
+
+def check_prediction(name: str, payload: Payload, sizes: Sizes, within: bool = False) -> None:
+    """Raise a PartyError for the payload of a predictor; `within` if it is an entry of another payload."""
+    predictor: Predictor = build("predictor", name)
+    fault = fault_in(predictor.entries, payload, "payload.", sizes, True) if within and predictor.entries else None
+    if fault is not None:
+        raise PartyError(f"malformed ask: {fault}")
+    predictor.check_payload(payload, sizes)
+
 
 @register("network")
 @dataclass(frozen=True)
 class NetworkPredictor(Predictor):
     """The task's model, or the model that the payload describes, with the parameters of the payload."""
+
+    entries = stated(model=ANY_MODEL, architecture=OTHER_MODEL)
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         params = Params(**{name: vector.to(x.device) for name, vector in payload["model"].items()})
@@ -69,6 +95,7 @@ class JointPredictor(Predictor):
     """A model whose parts lie at several parties, so that no single place can predict."""
 
     joint: ClassVar[bool] = True
+    entries = stated()
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         raise ConfigError(
@@ -102,6 +129,13 @@ class Evaluate(Op):
     predictor: str = "network"
     measures: ClassVar[frozenset[str] | None] = METRICS
     evaluates: ClassVar[bool] = True
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return predictor_entries(self.predictor)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_prediction(self.predictor, payload, sizes)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.data.test_rows("evaluate")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hansa.core.entries import FreeForm, Several, Sizes, Text, stated
 from hansa.core.errors import DataError, PartyError
 from hansa.core.op import DataOp, Party, Payload
 from hansa.core.registry import register
@@ -253,6 +254,15 @@ def _is_text_column(column: Any, layout: TableLayout) -> bool:
 @dataclass(frozen=True)
 class ApplyTable(DataOp):
     """Make features of a table's rows: impute, scale, divide into bins, encode categories, take parts of dates."""
+
+    entries = stated(
+        columns=FreeForm(form=list, check="names and kinds of columns"),
+        missing=Several(of=Text(shortest=0, longest=1000), longest=1000),
+        steps=FreeForm(form=list, check="steps by column"),
+    )
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        TablePlan.of(payload)
 
     def transform(self, x: Tensor, payload: Payload) -> Tensor:
         plan = TablePlan.of(payload)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.class_counts import ClassCounts
+from hansa.core.entries import Shaped, stated
 from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp, Payload, sent
@@ -22,6 +23,8 @@ from hansa.data.prepare import Preparation
 @dataclass(frozen=True)
 class WeighClasses(DataOp):
     """Multiply the weight of each training sample by the weight of its class."""
+
+    entries = stated(weights=Shaped(shape=("classes",), above=0, most=MOST))
 
     def transform(self, x: Tensor, payload: Payload) -> Tensor:
         return x

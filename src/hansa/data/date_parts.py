@@ -9,12 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.entries import FreeForm, Several
 from hansa.core.errors import PartyError
 from hansa.core.table_layout import COLUMNS, TableLayout
 from hansa.data.column_options import PARTS
 
 Array = np.ndarray[Any, Any]
 _FAR = 3e6  # days: dates of the years -6000 to 10000
+NAMED = Several(
+    of=FreeForm(form=list, check="a column and a part of its dates"), fewest=1, longest=COLUMNS * len(PARTS)
+)
 Feature = tuple[int, str]  # a column's position, and a part of its dates ("" for a column of numbers)
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from hansa.core.entries import Text, stated
 from hansa.core.errors import ConfigError, DataError, NotAdmitted
 from hansa.core.functions import is_function
 from hansa.core.labels import Labels, misnumbered
@@ -51,6 +52,7 @@ class Describe(Op):
     """
 
     loss: str | None = None
+    entries = stated(data=Text(among=("columns",), optional=True))
 
     def __post_init__(self) -> None:
         if self.loss is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Shaped, stated
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape, sent
@@ -40,6 +41,8 @@ class Preparation(Part):
 class ColumnMoments(Op):
     """For each feature: the number of known values, and the sum and sum of squares of their distance to a point."""
 
+    entries = stated(centre=Shaped(shape="sample"))
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x = party.rows("statistics")[0]
         centre = sent(payload, "centre", tuple(x.shape[1:])).to(party.objective.device)
@@ -62,6 +65,8 @@ class ColumnMoments(Op):
 class ApplyStandardise(DataOp):
     """Scale each feature to its distance from the mean in standard deviations; a missing value becomes the mean."""
 
+    entries = stated(mean=Shaped(shape="sample"), std=Shaped(shape="sample", above=0))
+
     def transform(self, x: Tensor, payload: Payload) -> Tensor:
         scaled = (x.double() - payload["mean"].to(x.device)) / payload["std"].to(x.device)
         return torch.nan_to_num(scaled, nan=0.0).to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
@@ -73,6 +78,7 @@ class StandardiseOwn(DataOp):
     """Impute and scale the party's own columns by the moments of its own training samples; nothing is sent."""
 
     learns: ClassVar[bool] = True
+    entries = stated()
 
     def resolved(self, party: Party, payload: Payload) -> tuple[DataOp, Payload]:
         x = whole(party.data.features("statistics")).double()
@@ -119,6 +125,8 @@ class Standardise(Preparation):
 @dataclass(frozen=True)
 class KeepFeatures(DataOp):
     """Leave the features as they are."""
+
+    entries = stated()
 
     def transform(self, x: Tensor, payload: Payload) -> Tensor:
         return x

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.entries import WHOLE, Shaped, Sizes, stated
 from hansa.core.errors import PartyError
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.table_layout import TableLayout
 from hansa.data.cells import CODE_BITS, NAME_BYTES
-from hansa.data.date_parts import checked_features, number_columns
+from hansa.data.date_parts import NAMED, checked_features, number_columns
 
 EXPONENTS = 129  # powers of two that magnitudes are counted by: 2^-64 to 2^63, and a cell for zero
 CELLS = 4096  # of a histogram, from which the edges of bins are taken
@@ -49,14 +50,22 @@ def joined_sums(hi: Tensor, lo: Tensor) -> Tensor:
     return (hi.double() + lo.double() / _LO) / _HI
 
 
+CODES = Shaped(types=WHOLE, shape=("pairs",), least=0, most=2 ** (CODE_BITS - SHORTEST) - 1)
+
+
 @register("table-magnitudes")
 @dataclass(frozen=True)
 class TableMagnitudes(Op):
     """Count the values of each number column by their power of two, so that sums can be scaled."""
 
+    entries = stated(features=NAMED)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        _check_named(payload, sizes)
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, layout = coded_rows(party)
-        values = number_columns(x, checked_features(payload.get("features"), layout))
+        values = number_columns(x, checked_features(payload["features"], layout))
         counts = torch.zeros(values.shape[1], EXPONENTS, dtype=torch.int64)
         for k, column in enumerate(values.unbind(1)):
             known = column[~torch.isnan(column)]
@@ -78,14 +87,15 @@ class TableSums(Op):
     """
 
     squares: bool = False
+    entries = stated(features=NAMED, centre=Shaped(shape=("named",)), scale=Shaped(shape=("named",), above=0))
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        _check_named(payload, sizes, "centre", "scale")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, layout = coded_rows(party)
-        features = checked_features(payload.get("features"), layout)
-        shape = (len(features),)
-        centre, scale = sent(payload, "centre", shape).double(), sent(payload, "scale", shape).double()
-        if not bool((scale > 0).all()):
-            raise PartyError("'scale' in the payload has numbers that are not positive")
+        features = checked_features(payload["features"], layout)
+        centre, scale = payload["centre"].double(), payload["scale"].double()
         scaled = (number_columns(x, features).cpu() - centre) / scale
         known = ~torch.isnan(scaled)
         scaled = torch.where(known, scaled, 0.0).clamp(-2.0, 2.0)
@@ -102,12 +112,17 @@ class TableSums(Op):
 class TableHistogram(Op):
     """Count the known values of number columns in equal cells between two bounds; values beyond go to the end cells."""
 
+    entries = stated(features=NAMED, low=Shaped(shape=("named",)), high=Shaped(shape=("named",)))
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        _check_named(payload, sizes, "low", "high")
+        if not bool((payload["low"].double() < payload["high"].double()).all()):
+            raise PartyError("the bounds in the payload are not a lower and a higher one")
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, layout = coded_rows(party)
-        features = checked_features(payload.get("features"), layout)
-        low, high = (sent(payload, name, (len(features),)).double() for name in ("low", "high"))
-        if not bool((low < high).all()):
-            raise PartyError("the bounds in the payload are not a lower and a higher one")
+        features = checked_features(payload["features"], layout)
+        low, high = payload["low"].double(), payload["high"].double()
         counts = torch.zeros(len(features), CELLS, dtype=torch.int64)
         for k, column in enumerate(number_columns(x, features).cpu().unbind(1)):
             known = column[~torch.isnan(column)]
@@ -125,21 +140,30 @@ def _codes(x: Tensor, column: int) -> np.ndarray:
     return values[~np.isnan(values)].astype(np.int64)  # type: ignore[no-any-return]
 
 
-def _pairs(payload: Payload, layout: TableLayout) -> list[tuple[int, int]]:
-    """The text columns and prefixes that a message names; a PartyError if they are not such columns, in order."""
-    columns, prefixes = payload.get("column"), payload.get("prefix")
-    for tensor in (columns, prefixes):
-        if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64 or tensor.dim() != 1:
-            raise PartyError("the payload names no prefixes of codes")
-    assert isinstance(columns, Tensor) and isinstance(prefixes, Tensor)
-    if not 0 < len(columns) == len(prefixes) <= PREFIXES:
-        raise PartyError(f"the payload names {len(prefixes)} prefixes of codes, and at most {PREFIXES} are answered")
-    pairs = list(zip(columns.tolist(), prefixes.tolist(), strict=True))
-    texts = {k for k, (_, kind) in enumerate(layout.columns) if kind == "text"}
-    known = min(prefixes.tolist()) >= 0 and max(prefixes.tolist()) < 2 ** (CODE_BITS - SHORTEST)
-    if not known or sorted(set(pairs)) != pairs or not {column for column, _ in pairs} <= texts:
+def _pairs(payload: Payload) -> list[tuple[int, int]]:
+    """The text columns and prefixes that a message names."""
+    return list(zip(payload["column"].tolist(), payload["prefix"].tolist(), strict=True))
+
+
+def _check_pairs(payload: Payload, sizes: Sizes) -> None:
+    """Raise a PartyError for prefixes that are not in order, or not those of columns of texts."""
+    pairs = _pairs(payload)
+    if not 0 < len(pairs) <= PREFIXES:
+        raise PartyError(f"the payload names {len(pairs)} prefixes of codes, and at most {PREFIXES} are answered")
+    columns = sizes["table"].columns if "table" in sizes else None
+    texts = {column for column, _ in pairs} if columns is None else {
+        k for k, (_, kind) in enumerate(columns) if kind == "text"
+    }  # fmt: skip
+    if sorted(set(pairs)) != pairs or not {column for column, _ in pairs} <= texts:
         raise PartyError("the payload names a column that is not a text, or prefixes that are not in order")
-    return pairs
+
+
+def _check_named(payload: Payload, sizes: Sizes, *names: str) -> None:
+    """Raise a PartyError for columns that a table does not have as numbers, or numbers that are not one per column."""
+    if "table" in sizes:
+        checked_features(payload["features"], sizes["table"])
+    if any(len(payload[name]) != len(payload["features"]) for name in names):
+        raise PartyError(f"the payload must have a number in {' and '.join(names)} for each of its columns")
 
 
 @register("table-categories")
@@ -154,12 +178,16 @@ class TableCategories(Op):
 
     shift: int
     bits: int
+    entries = stated(column=CODES, prefix=CODES)
 
-    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         if not (1 <= self.bits <= MOST_BITS and SHORTEST <= self.shift <= CODE_BITS - self.bits):
             raise PartyError("the ask reads other bits of codes than are answered")
-        x, layout = coded_rows(party)
-        pairs = _pairs(payload, layout)
+        _check_pairs(payload, sizes)
+
+    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+        x, _ = coded_rows(party)
+        pairs = _pairs(payload)
         counts = np.zeros((len(pairs), 2**self.bits), dtype=np.int64)
         for column in dict.fromkeys(column for column, _ in pairs):
             rows = [k for k, (at, _) in enumerate(pairs) if at == column]
@@ -185,9 +213,14 @@ class TableNames(Op):
     Divided by the sum of these numbers, the sum of the bytes is the text, which all holders share.
     """
 
+    entries = stated(column=CODES, prefix=CODES)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        _check_pairs(payload, sizes)
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, layout = coded_rows(party)
-        pairs = _pairs(payload, layout)
+        pairs = _pairs(payload)
         weights = torch.zeros(len(pairs), dtype=torch.int64)
         letters = torch.zeros(len(pairs), NAME_BYTES, dtype=torch.int64)
         held = {column: np.unique(_codes(x, column), return_counts=True) for column, _ in pairs}

@@ -33,6 +33,7 @@ class Adam(LocalSolver):
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    entries = LocalSolver.entries
 
     def __post_init__(self) -> None:
         check_local(self.lr, self.epochs, self.steps, self.batch)

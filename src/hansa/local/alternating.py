@@ -30,6 +30,7 @@ class Alternating(Personal):
     head_epochs: int = 10
     base_epochs: int = 1
     partner: ClassVar[tuple[str, str] | None] = ("fedrep", "which sends the base of the model without its head")
+    entries = Personal.entries
 
     def __post_init__(self) -> None:
         for name in ("head_epochs", "base_epochs"):

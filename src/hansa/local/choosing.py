@@ -37,6 +37,7 @@ class Choosing(SGD):
 
     grid: tuple[float, ...] = (0.25, 0.5, 0.75)
     held_out: float = 0.2
+    entries = SGD.entries
 
     def __post_init__(self) -> None:
         super().__post_init__()

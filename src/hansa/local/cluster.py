@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hansa.core.budget import Budget
 from hansa.core.determinism import threads
+from hansa.core.entries import Entries, extended, model_of
 from hansa.core.errors import PartyError
 from hansa.core.gateway import Samples
 from hansa.core.objective import Objective
@@ -78,6 +79,10 @@ class ClusterTrain(Wrapper):
     inner: Op = SGD()
     hidden: bool = False
     aligned: ClassVar[bool] = False  # the next update may be about another model
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, model=model_of((None, "dim")))
 
     @property
     def measures(self) -> frozenset[str] | None:  # type: ignore[override]

@@ -43,6 +43,7 @@ class Consensus(Anchored):
     per_samples: float | None = None
     keeps: ClassVar[tuple[str, ...]] = (DRAWN, DUAL)
     partner: ClassVar[tuple[str, str] | None] = ("admm", "whose aggregator knows the mean of x_k + y_k / rho")
+    entries = Anchored.entries
 
     def __post_init__(self) -> None:
         check_consensus(self.rho, self.per_samples)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import rng
+from hansa.core.entries import ANY_MODEL, extended
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Memory, Payload
 from hansa.core.params import Params, ParamSpec
@@ -35,6 +36,7 @@ class DataInterpolation(Choosing):
 
     noisy: ClassVar[bool] = True  # a step draws its public samples
     partner: ClassVar[tuple[str, str] | None] = ("dapper", "which sends no model")
+    entries = extended(Choosing.entries, model=ANY_MODEL)  # which is not used
 
     def check(self, spec: ParamSpec) -> None:
         super().check(spec)

@@ -10,6 +10,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from hansa.core.budget import Budget, Release
+from hansa.core.entries import Entries, Sizes
 from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
@@ -24,6 +25,13 @@ class Delegating(LocalSolver):
     """Base of solvers around another solver. Subclasses override where training starts, or what is sent."""
 
     inner: LocalSolver = SGD()
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return self.inner.entries
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        self.inner.check_ask(payload, sizes)
 
     @property
     def sampler(self) -> Sampler:  # type: ignore[override]

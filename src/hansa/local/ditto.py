@@ -43,6 +43,7 @@ class TwoModels(Delegating):
 
     lam: float = 1.0
     partner: ClassVar[tuple[str, str] | None] = ("ditto", "whose parties keep a model of their own")
+    entries = Delegating.entries
 
     def __post_init__(self) -> None:
         check_lam(self.lam)

@@ -76,6 +76,7 @@ class DPSGD(LocalSolver):
     sampler: ClassVar[Sampler] = "poisson"
     noisy: ClassVar[bool] = True
     measures: ClassVar[frozenset[str] | None] = frozenset({"epsilon"})
+    entries = LocalSolver.entries
 
     def __post_init__(self) -> None:
         check_local(self.lr, self.epochs, self.steps, self.batch)

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.entries import Number, extended
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.params import Params, ParamSpec
@@ -24,6 +25,8 @@ OWN, BEGUN = "elastic/x", "elastic/begun"
 @dataclass(frozen=True)
 class ElasticWorker(SGD):
     """Base: the party keeps its own model x_i, at first the centre z, and sends x_i - z from before training."""
+
+    entries = SGD.entries
 
     def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return {OWN: torch.zeros(spec.dim, dtype=spec.dtype), BEGUN: torch.zeros((), dtype=spec.dtype)}
@@ -49,6 +52,7 @@ class Elastic(ElasticWorker):
         "easgd",
         "whose server keeps the centre and says how strong the pull is",
     )
+    entries = extended(ElasticWorker.entries, alpha=Number(least=0))
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         x, carry = super().start(ctx, self.own(w, memory), payload, memory)
@@ -72,6 +76,7 @@ class Overlapped(ElasticWorker):
     alpha: float = 0.6
     overlaps: ClassVar[bool] = True
     partner: ClassVar[tuple[str, str] | None] = ("overlap-sgd", "whose server keeps the anchor")
+    entries = ElasticWorker.entries
 
     def __post_init__(self) -> None:
         super().__post_init__()

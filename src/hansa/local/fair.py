@@ -34,6 +34,7 @@ class Fair(SGD):
     q: float = 1.0
     numbers: ClassVar[tuple[str, ...]] = ("h",)
     partner: ClassVar[tuple[str, str] | None] = ("qfedavg", WHY)
+    entries = SGD.entries
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,6 +65,7 @@ class FairGradient(Gradient):
     lr: float = 0.1
     numbers: ClassVar[tuple[str, ...]] = ("h",)
     partner: ClassVar[tuple[str, str] | None] = ("qfedsgd", WHY)
+    entries = Gradient.entries
 
     def __post_init__(self) -> None:
         check_q(self.q)

@@ -13,13 +13,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from hansa.core.entries import WORK_ENTRY, Entries, FreeForm, Sizes, Text, extended, stated
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.metric_ranges import Range
 from hansa.core.objective import Objective
 from hansa.core.op import Around, Memory, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.own_model import trained
 from hansa.core.params import Params
-from hansa.core.predictor import NetworkPredictor, Predictor
+from hansa.core.predictor import NetworkPredictor, Predictor, check_prediction, predictor_entries
 from hansa.core.registry import Part, build, register
 from hansa.core.reply_checks import all_finite
 from hansa.local.sgd import SGD
@@ -73,6 +74,14 @@ class FineTune(Wrapper):
     ranges: ClassVar[dict[str, Range]] = {}
     update: ClassVar[str | None] = None
 
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        own, inner = predictor_entries(self.predictor), extended(self.inner.entries, "model", work=WORK_ENTRY)
+        return None if own is None else extended(inner, **own)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_prediction(self.predictor, payload, sizes)
+
     def around(self, party: Party, payload: Payload, memory: Memory) -> Around:
         predictor: Predictor = build("predictor", self.predictor)
         own = predictor.own(party, payload, memory)
@@ -108,6 +117,16 @@ class FineTunedPredictor(NetworkPredictor):
     """
 
     personal: ClassVar[bool] = True
+
+    entries = stated(
+        inner=Text(optional=True), payload=FreeForm(optional=True, check="the payload of the predictor `inner`")
+    )
+
+    def check_payload(self, payload: Payload, sizes: Sizes) -> None:
+        if ("inner" in payload) != ("payload" in payload):
+            raise PartyError("malformed ask: a fine-tuned model has the entries inner and payload, or none of them")
+        if "inner" in payload:
+            check_prediction(payload["inner"], payload["payload"], sizes, within=True)
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         if f"{PREFIX}w" in memory:

@@ -22,6 +22,7 @@ class Gradient(LocalSolver):
 
     sampler: ClassVar[Sampler] = "full"
     paced: ClassVar[bool] = False
+    entries = LocalSolver.entries
 
     def step(self, ctx: Context, w: Tensor, direction: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
         return w, {"gradient": direction}

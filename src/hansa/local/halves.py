@@ -33,6 +33,7 @@ class Halves(SGD):
     """
 
     partner: ClassVar[tuple[str, str] | None] = ("optimal-averaging", "which averages the models")
+    entries = SGD.entries
 
     def share(self, payload: Payload) -> float:
         return 2.0  # gradients per step

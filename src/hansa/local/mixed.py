@@ -35,6 +35,7 @@ class Mixed(Delegating):
     alpha: float = 0.5
     alpha_lr: float | None = None
     partner: ClassVar[tuple[str, str] | None] = ("apfl", "which evaluates the mixtures")
+    entries = Delegating.entries
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:

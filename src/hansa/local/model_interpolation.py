@@ -28,6 +28,7 @@ class ModelInterpolation(Choosing):
     """
 
     partner: ClassVar[tuple[str, str] | None] = ("mapper", "which evaluates the mixtures")
+    entries = Choosing.entries
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         own = torch.where(memory[BEGUN] > 0, memory[OWN], w.expand(len(self.grid), -1))

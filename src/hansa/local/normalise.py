@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.buffer_checks import MOST, OWN
+from hansa.core.entries import Entries, Number, extended
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import register
 from hansa.local.solver import Batch, Context, LocalSolver
@@ -28,6 +29,10 @@ class Normalise(Wrapper):
     """
 
     inner: LocalSolver
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, rate=Number(least=0))
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
         solver = self.inner.at(payload.get("work") or {})

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.buffer_checks import MOST, OWN
+from hansa.core.entries import Number, extended
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
@@ -32,6 +33,7 @@ class Normalised(Proximal):
     mu: float = 0.0
     numbers: ClassVar[tuple[str, ...]] = ("tau",)
     partner: ClassVar[tuple[str, str] | None] = ("fednova", "whose server multiplies by the effective number of steps")
+    entries = extended(Proximal.entries, rate=Number(least=0))
 
     def __post_init__(self) -> None:
         super().__post_init__()

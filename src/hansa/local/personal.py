@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from hansa.core.entries import Entries, extended, model_of
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.params import Params, ParamSpec
@@ -75,6 +76,10 @@ class Personal(Delegating):
     head: tuple[str, ...] = ()
     lower: ClassVar[bool] = False  # whether the personal layers are the first ones
     partner: ClassVar[tuple[str, str] | None] = ("fedper", "which sends the base of the model without its head")
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, model=model_of((None,)))
 
     def division(self, spec: ParamSpec) -> Division:
         """The shared and the personal coordinates of a model."""

@@ -45,6 +45,7 @@ class Plus(Anchored):
     mu: float = 0.1
     lam: float = 0.0
     partner: ClassVar[tuple[str, str] | None] = ("fedavg+", "whose aggregator knows the sum of the parties' models")
+    entries = Anchored.entries
 
     def __post_init__(self) -> None:
         check_plus(self.alpha, self.mu, self.lam)

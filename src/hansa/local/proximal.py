@@ -31,6 +31,7 @@ class Proximal(SGD):
     mu: float = 0.1
     gamma: float | None = None
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "gamma", "steps_taken"})
+    entries = SGD.entries
 
     def __post_init__(self) -> None:
         super().__post_init__()

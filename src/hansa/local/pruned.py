@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.entries import BYTES, Entries, Number, Shaped, Sizes, extended, model_of
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Payload, Shape
 from hansa.core.registry import register
@@ -24,6 +25,10 @@ from hansa.local.step_rule import StepRule
 
 REMAINING = "pruned/remaining"  # entry of the carry: the positions of the remaining parameters
 FACTOR = "pruned/factor"  # entry of the carry: 1 at remaining parameters, 0 at pruned ones
+
+
+MASKED = {"model": model_of((None,)), "mask": Shaped(types=BYTES, shape=(None,)),
+          "size": Number(whole=True, least=1, size="dim")}  # fmt: skip
 
 
 def mask_payload(mask: Tensor) -> dict[str, Any]:
@@ -64,6 +69,14 @@ class Pruned(Delegating):
     aligned: ClassVar[bool] = False
     partner: ClassVar[tuple[str, str] | None] = ("prunefl", "which sends a mask with the remaining parameters")
 
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, **MASKED)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        remaining(payload, payload["size"], len(payload["model"]["w"]))
+        self.inner.check_ask(payload, sizes)
+
     def share(self, payload: Payload) -> float:
         density: float = payload["model"]["w"].numel() / payload["size"]
         return self.fixed + (1 - self.fixed) * density
@@ -102,6 +115,10 @@ class SquaredGradient(Gradient):
 
     measures: ClassVar[frozenset[str] | None] = frozenset()
     partner: ClassVar[tuple[str, str] | None] = ("prunefl", "which chooses parameters by their squared gradients")
+    entries = extended(Gradient.entries, **MASKED)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        remaining(payload, payload["size"], len(payload["model"]["w"]))
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         return super().start(ctx, _expanded(ctx, w, payload)[0], payload, memory)

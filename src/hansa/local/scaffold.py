@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import buffer_checks
+from hansa.core.entries import Shaped, extended
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.params import Params, ParamSpec
@@ -37,6 +38,7 @@ class Controlled(SGD):
         "scaffold",
         "whose server keeps the mean of the parties' control variates",
     )
+    entries = extended(SGD.entries, c=Shaped(shape=("dim",)))
 
     def __post_init__(self) -> None:
         super().__post_init__()

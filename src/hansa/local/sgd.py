@@ -35,6 +35,7 @@ class SGD(LocalSolver):
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    entries = LocalSolver.entries
 
     def __post_init__(self) -> None:
         check_local(self.lr, self.epochs, self.steps, self.batch)

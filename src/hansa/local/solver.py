@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hansa.core import rng
 from hansa.core.augment import augmented
+from hansa.core.entries import MODEL, WORK_ENTRY, Entries, Number, stated
 from hansa.core.errors import ConfigError
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, like
@@ -34,6 +35,7 @@ from hansa.local.step_rule import StepRule
 
 Carry = dict[str, Tensor]  # state of a solver between the steps of one round
 Sampler = Literal["shuffle", "full", "poisson"]  # how the samples of a step are selected
+AGE = Number(whole=True, least=0, optional=True)  # the age of a model, which its sender recognises in the answer
 WORK = ("lr", "batch", "epochs", "steps")  # fields that an ask may set for a single party
 NOISE = 2**32  # folded into a step's key for its noise; the model's own draws use indices from 1
 
@@ -184,6 +186,7 @@ class LocalSolver(Op):
     own_batches: ClassVar[bool] = False  # `batches` or `count`: engines must list each party's batches
     own_finish: ClassVar[bool] = False  # `finish` or `report`: engines must call them for each party
     own_run: ClassVar[bool] = False  # `run`, `train` or `drawn`: engines must train one party at a time
+    entries: ClassVar[Entries | None] = stated(model=MODEL, work=WORK_ENTRY, version=AGE, age=AGE)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.entries import Shaped, extended
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.params import ParamSpec
@@ -30,6 +31,11 @@ class SVRG(LocalSolver):
     batch: int | None = 1
     steps: int | None = None
     partner: ClassVar[tuple[str, str] | None] = ("fsvrg", "which sends the full gradient with the model")
+    entries = extended(
+        LocalSolver.entries,
+        gradient=Shaped(shape=("dim",)),
+        frequency=Shaped(shape=("features",), least=0, optional=True),
+    )
 
     def __post_init__(self) -> None:
         if not self.h > 0:

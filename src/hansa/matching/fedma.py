@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hansa.core import rng
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import WHOLE, WORK_ENTRY, Several, Shaped, stated
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.functions import double
@@ -26,7 +27,7 @@ from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import match
 from hansa.matching.matched import Matched, TrainUnits, each_place, output_shares, sliced, sound
 from hansa.matching.pfnm import started
-from hansa.matching.units import Network, Units
+from hansa.matching.units import LAYER, Network, Units
 
 PREFIX = "fedma/"  # of the party's own upper layers in its memory
 
@@ -42,6 +43,12 @@ class TrainAbove(TrainUnits):
     """
 
     stage: int = 0
+    entries = stated(
+        layers=Several(of=LAYER),
+        start=Several(of=LAYER, optional=True),
+        place=Shaped(types=WHOLE, shape=(None,), least=0, optional=True),
+        work=WORK_ENTRY,
+    )
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         own = self.own(party)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import WORK_ENTRY, Several, stated
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
@@ -19,7 +20,7 @@ from hansa.local import SGD
 from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import Process, match
 from hansa.matching.matched import Matched, TrainUnits, each_place, output_shares, sliced, sound
-from hansa.matching.units import Network, Units
+from hansa.matching.units import LAYER, Network, Units
 
 
 @register("pfnm-train")
@@ -30,6 +31,8 @@ class TrainNetwork(TrainUnits):
     It starts from the party's part of the matched network if the payload has it (`start`), else from initial values of
     the party's own.
     """
+
+    entries = stated(start=Several(of=LAYER, optional=True), work=WORK_ENTRY)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         network, model = self.own(party), party.initial()

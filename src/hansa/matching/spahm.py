@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Number, Shaped, Sizes, check_size, stated
 from hansa.core.errors import ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
@@ -41,6 +42,11 @@ class LocalMeans(Op):
     components: int = 10
     features: int = 1
     classes: int = 2
+    entries = stated()
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_size(self.name, "features", self.features, sizes)
+        check_size(self.name, "classes", self.classes, sizes)
 
     def __post_init__(self) -> None:
         if min(self.components, self.features, self.classes) < 1:
@@ -182,6 +188,10 @@ class SPAHM(Algorithm):
 @dataclass(frozen=True)
 class MatchedMeansPredictor(Predictor):
     """Log-probability of each class under a mixture of Gaussians with one variance; 0 before the first round."""
+
+    entries = stated(
+        atoms=Shaped(shape=("atoms", "features")), counts=Shaped(shape=("atoms", "classes")), variance=Number(above=0)
+    )
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         atoms, counts = (payload[name].to(x.device) for name in ("atoms", "counts"))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hansa.core.entries import Nested, Shaped, optional, stated
 from hansa.core.errors import ConfigError
 from hansa.core.shapes import UpTo
 from hansa.matching.tracing import steps
@@ -23,6 +24,10 @@ from hansa.models.chain import UNITS, LayerChain, LayerText, read_layer
 
 GATES = 4
 Size = int | UpTo
+
+
+WEIGHTS = Shaped(shape=(None, None, None))
+LAYER = Nested(entries=stated(incoming=WEIGHTS, bias=Shaped(shape=(None, None)), recurrent=optional(WEIGHTS)))
 
 
 class Units(NamedTuple):

@@ -38,6 +38,7 @@ class EvaluateMetrics(Evaluate):
     metrics: tuple[Metric, ...] = ()
     classes: int = 0
     measures: ClassVar[frozenset[str] | None] = frozenset()
+    entries = Evaluate.entries
 
     def __post_init__(self) -> None:
         if not 0 <= self.classes <= MOST_CLASSES or len(self.metrics) > MOST_METRICS:

@@ -48,6 +48,7 @@ class Contribution(Wrapper):
     size: int = 1
     parties: int = 1
     measures: ClassVar[frozenset[str] | None] = frozenset()
+    entries = Wrapper.entries
 
     def __post_init__(self) -> None:
         _ = self.grid  # raises a ConfigError if there is no such grid

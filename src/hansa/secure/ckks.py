@@ -25,6 +25,7 @@ from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Entries, extended, stated
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -77,6 +78,7 @@ class CkksKey(Op):
     """Send the holder's public key; the key pair is made at the first ask and stays in the holder's memory."""
 
     serves: ClassVar[bool] = True
+    entries = stated(session=payloads.IN_SESSION)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         ts = _tenseal()
@@ -101,6 +103,10 @@ def _serial(key: Any, secret: bool) -> bytes:
 @dataclass(frozen=True)
 class CkksEncrypt(Encoded):
     """Send the inner op's reply in digits, encrypted with the public key in the payload's `secure`."""
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, secure=payloads.ROW)
 
     def radix(self) -> Radix:
         """How a party's numbers are split into digits."""
@@ -134,6 +140,7 @@ class CkksOpen(Op):
 
     length: int = 1
     serves: ClassVar[bool] = True
+    entries = stated(session=payloads.IN_SESSION, sealed=payloads.MATRIX)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if SECRET not in memory:

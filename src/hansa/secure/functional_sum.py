@@ -16,6 +16,7 @@ from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Entries, Nested, Number, Several, extended, stated
 from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -61,6 +62,7 @@ class FunctionalReady(Op):
     """Send a public key for this session, by which each party and the authority agree on a secret."""
 
     serves: ClassVar[bool] = True
+    entries = stated(session=payloads.IN_SESSION)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         secret = party.private("functional-box")
@@ -77,6 +79,10 @@ class FunctionalEncrypt(Encoded):
 
     The payload's `secure` has the authority's public key and the session's label.
     """
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, secure=Nested(entries=stated(authority=payloads.ROW, label=payloads.ROW)))
 
     def radix(self) -> Radix:
         """How a party's numbers are split into digits."""
@@ -112,6 +118,7 @@ class FunctionalKey(Op):
 
     least: int = 2
     serves: ClassVar[bool] = True
+    entries = stated(weights=Several(of=Number(whole=True, least=0, most=1)), boxes=payloads.MATRIX, label=payloads.ROW)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         owners = [as_bytes(box) for box in payloads.matrix(payload, "boxes", 32)]

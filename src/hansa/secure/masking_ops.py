@@ -35,6 +35,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from hansa.core.entries import Entries, Nested, extended, optional, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -67,6 +68,7 @@ class SecureKeys(Op):
 
     active: bool = False
     serves: ClassVar[bool] = True
+    entries = stated(session=payloads.IN_SESSION)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         name = payloads.session(payload)
@@ -98,6 +100,11 @@ class SecureShares(Op):
     neighbours: int
     active: bool = False
     serves: ClassVar[bool] = True
+    entries = stated(
+        ids=payloads.IDS, keys=payloads.rows_of_bytes(KEYS),
+        certificates=payloads.rows_of_bytes(signatures.CERTIFICATE, optional=True),
+        signatures=payloads.rows_of_bytes(signatures.SIGNATURE, optional=True),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         self.terms.check()
@@ -196,6 +203,11 @@ class SecureMasked(Encoded):
     masks do not depend on shares.
     """
 
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        sent = stated(ids=payloads.IDS, sealed=payloads.rows_of_bytes(SEALED), checks=payloads.rows_of_bytes(CHECKS))
+        return extended(self.inner.entries, secure=Nested(entries=sent))
+
     def width(self, payload: Payload) -> int:
         """The bits of the modulus: those of the sum, rounded up to whole bytes."""
         return 8 * -(-self.encoding(_inner(payload)).width // 8)
@@ -255,6 +267,7 @@ class SecureConsistent(Op):
     """Sign the list of survivors: the parties whose masked numbers arrived, as the aggregator names them."""
 
     serves: ClassVar[bool] = True
+    entries = stated(survivors=payloads.IDS)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         survivors = _survivors(party, payload, memory)
@@ -278,6 +291,11 @@ class SecureUnmask(Op):
 
     neighbours: int
     serves: ClassVar[bool] = True
+    entries = stated(
+        survivors=payloads.IDS,
+        signers=optional(payloads.IDS),
+        signatures=payloads.rows_of_bytes(signatures.SIGNATURE, optional=True),
+    )
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         survivors, name = _survivors(party, payload, memory), sum_memory.read(memory, "session").decode()

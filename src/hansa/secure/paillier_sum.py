@@ -14,6 +14,7 @@ from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Entries, extended, stated
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -51,6 +52,7 @@ class PaillierKey(Op):
 
     key_bits: int = SAFE
     serves: ClassVar[bool] = True
+    entries = stated(session=payloads.IN_SESSION)
 
     def __post_init__(self) -> None:
         check_key_bits(self.key_bits)
@@ -72,6 +74,10 @@ class PaillierEncrypt(Encoded):
     """Send the inner op's reply, encrypted with the public key in the payload's `secure`."""
 
     key_bits: int = SAFE
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, secure=payloads.ROW)
 
     def __post_init__(self) -> None:
         check_key_bits(self.key_bits)
@@ -128,6 +134,7 @@ class PaillierOpen(Op):
     slots: int = 31
     length: int = 1
     serves: ClassVar[bool] = True
+    entries = stated(session=payloads.IN_SESSION, sealed=payloads.MATRIX)
 
     def __post_init__(self) -> None:
         check_key_bits(self.key_bits)

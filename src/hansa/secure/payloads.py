@@ -7,11 +7,21 @@ import itertools
 import torch
 from torch import Tensor
 
+from hansa.core.entries import BYTES, WHOLE, Shaped, Text
 from hansa.core.errors import PartyError
 from hansa.core.op import Party, Payload
 from hansa.secure.byte_tensors import as_bytes, split
 
 SESSION = 100  # characters of a session's name
+IN_SESSION = Text(longest=SESSION)
+IDS = Shaped(types=WHOLE, shape=(None,), least=0, rising=True)  # of parties
+MATRIX = Shaped(types=BYTES, shape=(None, None))
+ROW = Shaped(types=BYTES, shape=(None,))
+
+
+def rows_of_bytes(size: int, optional: bool = False) -> Shaped:
+    """The statement of any number of rows of `size` bytes."""
+    return Shaped(types=BYTES, shape=(None, size), optional=optional)
 
 
 def check_cohort(party: Party, parties: int, meaning: str, hint: str = "raise privacy.min_parties") -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hansa.core import codec
+from hansa.core.entries import Entries, Sizes, extended
 from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.post import LARGEST, NONCE, Parcel, Post, Restarted
@@ -24,7 +25,7 @@ from hansa.core.route_op import Message, without_route
 from hansa.core.session_op import Receive, Send, SessionOp
 from hansa.core.stopping import go_on
 from hansa.secure import envelopes, key_agreement
-from hansa.secure.routing import HEADER, PREFIX, RouteEnd, holds_tensors, peers_of, route_of, split_memory
+from hansa.secure.routing import HEADER, PREFIX, TALKING, RouteEnd, holds_tensors, peers_of, route_of, split_memory
 
 ATTEMPTS = 100  # times that a party begins one session
 
@@ -36,6 +37,13 @@ class RouteSession(Wrapper):
 
     inner: SessionOp
     update: ClassVar[str | None] = None
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, route=TALKING)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        self.inner.check_ask(without_route(payload), sizes)
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return {**self.inner.demands(n, without_route(payload)), "participants": len(peers_of(payload, "peers"))}

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from hansa.core import codec
 from hansa.core.ask import op_config
+from hansa.core.entries import Entries, Flag, Nested, Number, Several, Sizes, extended, stated
 from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import register
@@ -49,6 +50,18 @@ KIND = "route"  # of the sessions of routes
 DIGEST = 32  # bytes of a hash
 ENVELOPE = key_agreement.KEY + DIGEST + envelopes.OVERHEAD  # bytes
 HEADER = 2**20  # bytes: the largest header of a message (names and shapes)
+PEER = Number(whole=True, least=0)
+SIGNED_KEYS = {
+    name: payloads.rows_of_bytes(size, optional=True)
+    for name, size in (("keys", key_agreement.KEY), ("certificates", signatures.CERTIFICATE),
+                       ("signatures", signatures.SIGNATURE))
+}  # fmt: skip
+SENDING = Nested(entries=stated(sender=PEER, receivers=payloads.IDS, receives=Flag(), **SIGNED_KEYS))
+RECEIVING = Nested(entries=stated(
+    senders=payloads.IDS, envelopes=payloads.rows_of_bytes(ENVELOPE, optional=True),
+    sealed=Several(of=payloads.ROW, keys="party ids", optional=True), **SIGNED_KEYS,
+))  # fmt: skip
+TALKING = Nested(entries=stated(sender=PEER, peers=payloads.IDS, **SIGNED_KEYS))
 
 
 @register("route-keys")
@@ -57,6 +70,7 @@ class RouteKeys(Op):
     """Send a fresh public key, signed for this federation, job, round and ask."""
 
     serves: ClassVar[bool] = True
+    entries = stated(session=payloads.IN_SESSION)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         name = payloads.session(payload)
@@ -78,6 +92,13 @@ class RouteSend(Wrapper):
 
     inner: RouteOp
     update: ClassVar[str | None] = None
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, route=SENDING)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        self.inner.check_ask(without_route(payload), sizes)
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return {**self.inner.demands(n, without_route(payload)), "participants": len(peers_of(payload, "receivers"))}
@@ -133,6 +154,13 @@ class RouteSend(Wrapper):
 @dataclass(frozen=True)
 class RouteReceive(Receiving):
     """Open and check the messages of other parties, and run the inner op's `receive` with those that are valid."""
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(self.inner.entries, route=RECEIVING)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        self.inner.check_ask(without_route(payload), sizes)
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return {"participants": len(peers_of(payload, "senders"))}

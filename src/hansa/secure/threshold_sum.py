@@ -21,6 +21,7 @@ from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Entries, Nested, extended, optional, stated
 from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -85,6 +86,8 @@ class ThresholdReady(_ThresholdOp):
     The party sends the name of the dealing of which it holds a share (zeros for none) and its number of shares.
     """
 
+    entries = stated(session=payloads.IN_SESSION)
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         payloads.check_cohort(party, self.needed, "would open the sum")
         secret, held = party.private("threshold-box"), _held(memory, self.key_bits)
@@ -105,6 +108,7 @@ class RecallKey(_ThresholdOp):
     """Send the public part of the dealing with the payload's `name`, of which the party holds a share."""
 
     total: int = 2
+    entries = stated(name=payloads.ROW)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         held = _held(memory, self.key_bits)
@@ -124,6 +128,8 @@ class DealKey(_ThresholdOp):
 
     The dealer does not store the private key.
     """
+
+    entries = stated(session=payloads.IN_SESSION, owners=payloads.IDS, boxes=payloads.rows_of_bytes(32))
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         owners = payloads.ids(payload, "owners")
@@ -165,6 +171,12 @@ class ThresholdEncrypt(PaillierEncrypt):
     """
 
     needed: int = 2
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        dealing = stated(owners=payloads.IDS, checks=payloads.MATRIX, dealer=payloads.ROW)
+        return extended(super().entries, secure_dealing=Nested(entries=dealing, optional=True),
+                     secure_share=optional(payloads.ROW))  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,6 +220,7 @@ class ThresholdOpen(_ThresholdOp):
     """Send the partial decryption of the payload's `sealed` and its proof; one vector per `session`."""
 
     total: int = 2
+    entries = stated(session=payloads.IN_SESSION, name=payloads.ROW, sealed=payloads.MATRIX)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         held = _held(memory, self.key_bits)

@@ -12,10 +12,11 @@ import torch
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import Entries, Sizes
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.predictor import Predictor
+from hansa.core.predictor import Predictor, check_prediction, predictor_entries
 from hansa.core.registry import build, register
 from hansa.select.selector import Ids, Selector, SelectorState, trained_model_only
 from hansa.select.weighted import ask_sizes, draw, drawable
@@ -28,6 +29,13 @@ class Loss(Op):
 
     predictor: str = "network"
     batch: int | None = None
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return predictor_entries(self.predictor)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_prediction(self.predictor, payload, sizes)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("statistics")

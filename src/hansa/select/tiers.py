@@ -30,6 +30,7 @@ class Probe(Wrapper):
     inner: Op = SGD()
     measures: ClassVar[frozenset[str] | None] = frozenset()
     update: ClassVar[str | None] = None
+    entries = Wrapper.entries
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
         return Reply({}, weight=reply.weight), {}

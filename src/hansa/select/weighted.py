@@ -10,6 +10,7 @@ import torch
 
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -26,6 +27,7 @@ class BySamples(Op):
     """
 
     measures: ClassVar[frozenset[str] | None] = frozenset({"empty"})
+    entries = stated()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         party.data.admit("statistics")  # a number about the samples is counted as other readings are

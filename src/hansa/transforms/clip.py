@@ -61,6 +61,7 @@ class ClippedUpdate(Wrapper):
 
     inner: Op
     clip: float = 1.0
+    entries = Wrapper.entries
 
     def __post_init__(self) -> None:
         Clip(self.clip)  # checks the length

@@ -125,6 +125,7 @@ class Packed(PackingOp):
     inner: Op
     transform: Transform
     label: str = ""
+    entries = PackingOp.entries
 
     def __post_init__(self) -> None:
         if not self.transform.packs:

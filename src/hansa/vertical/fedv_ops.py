@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.entries import WHOLE, Shaped, Sizes, stated
 from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -26,11 +27,13 @@ from hansa.secure.byte_tensors import as_bytes, as_tensor, to_table
 from hansa.secure.encoding import Numbers
 from hansa.vertical import inner_products
 from hansa.vertical.linear_model import (
+    LINEAR_ROLES,
     PLACES,
     WEIGHTS,
     LinearRoles,
     Loss,
     Residual,
+    W,
     batch_count,
     batch_places,
     common_rows,
@@ -40,7 +43,7 @@ from hansa.vertical.linear_model import (
 )
 from hansa.vertical.psi_group import POINT
 from hansa.vertical.psi_ops import ROWS, secret_order
-from hansa.vertical.split_ops import whole_numbers
+from hansa.vertical.split_ops import COUNT, PARTY, whole_numbers
 
 SCORE_BITS, WEIGHT_BITS, FEATURE_BITS = 12, 10, 8  # scores are multiples of 2^-12, residuals of 2^-10, features of 2^-8
 ROOT, ORDER = "fedv/root", "fedv/order"  # in a party's memory: its secret, and the secret of the order of rows
@@ -62,6 +65,8 @@ def label_offset(parties: int, range: float) -> int:
 @dataclass(frozen=True)
 class FedVSecrets(RouteOp):
     """The authority sends each party with columns a secret of its own, and all of them the secret of the order."""
+
+    entries = stated()
 
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip
@@ -93,6 +98,11 @@ class FedVBatch(Op):
     epochs: int = 1
     batch: int = 64
     range: float = 64.0
+
+    entries = stated(**LINEAR_ROLES, step=PARTY, w=W, columns=COUNT)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        self.rows(LinearRoles.of(payload), payload)
 
     def __post_init__(self) -> None:
         if not 0 < self.range <= 2**10 or self.batch < 1 or self.epochs < 1:
@@ -195,6 +205,11 @@ class FedVKey(Op):
     least: int = 8
     serves: ClassVar[bool] = True
 
+    entries = stated(**LINEAR_ROLES, step=PARTY, batch=COUNT, weights=Shaped(types=WHOLE, shape=(None,), optional=True))
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        LinearRoles.of(payload)
+
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return {"participants": len(LinearRoles.of(payload).widths)}
 
@@ -244,6 +259,11 @@ def spread(weights: list[int], least: int) -> bool:
 @dataclass(frozen=True)
 class FedVKeep(Op):
     """Keep the party's part of the model, for tests and for scores of people."""
+
+    entries = stated(**LINEAR_ROLES, w=W)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        LinearRoles.of(payload)
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return {"parameters": sum(LinearRoles.of(payload).widths.values()) + 1}

@@ -23,17 +23,20 @@ import torch
 from torch import Tensor
 
 from hansa.core import rng
+from hansa.core.entries import FLOAT64, Several, Shaped, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.stored_rows import whole
 from hansa.secure.encoding import Numbers
+from hansa.vertical.split_ops import COUNT, PARTY, whole_numbers
 from hansa.vertical.split_ops import common_rows as common_rows
-from hansa.vertical.split_ops import whole_numbers
 
 Loss = Literal["linear", "logistic", "svm"]
 WEIGHTS = "linear/w"  # in a party's memory: its part of the model; at the label holder the intercept comes last
 PLACES = "linear/places"  # in a party's memory: who has the labels, and which parties have columns
 FEATURES = 1024.0  # the largest absolute value of a feature
+LINEAR_ROLES = stated(widths=Several(of=COUNT, fewest=2, keys="party ids"), holder=PARTY, helper=PARTY, rows=PARTY)
+W = Shaped(types=FLOAT64, shape=(None,))  # a party's weights
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.entries import Sizes, stated
 from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -36,6 +37,7 @@ from hansa.secure.primes import Stream
 from hansa.secure.weighted_sums import MaskedPacking, sum_bits, weighted_sums
 from hansa.vertical.linear_model import (
     FEATURES,
+    LINEAR_ROLES,
     PLACES,
     WEIGHTS,
     LinearRoles,
@@ -78,6 +80,11 @@ class LinearTrain(SessionOp):
     range: float = 64.0
     key_bits: int = 2048
     measures: ClassVar[frozenset[str] | None] = frozenset()
+
+    entries = stated(**LINEAR_ROLES)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        LinearRoles.of(payload)
 
     def __post_init__(self) -> None:
         check_bits(self.key_bits)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.entries import Sizes, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
@@ -25,6 +26,7 @@ from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.secure.ring import add_mask
 from hansa.vertical.linear_model import (
+    LINEAR_ROLES,
     PLACES,
     WEIGHTS,
     LinearRoles,
@@ -35,7 +37,7 @@ from hansa.vertical.linear_model import (
 from hansa.vertical.modules import batch_sizes
 from hansa.vertical.psi_ops import TEST_ROWS
 from hansa.vertical.split_ops import only_tensor
-from hansa.vertical.split_scores import HELD, SCORED, SCORES, UNKNOWN, asked_rows
+from hansa.vertical.split_scores import HELD, PEOPLE, SCORED, SCORES, UNKNOWN, asked_rows
 
 SCORE_BITS = 32  # scores are added as multiples of 2^-32
 LARGEST = 2.0**24  # the largest score of a party
@@ -47,6 +49,11 @@ Sums = Generator[Send | Receive, Message | None, Tensor | None]
 
 class LinearScoring(SessionOp):
     """What tests and scores share: the sums of scores in a ring."""
+
+    entries = stated(**LINEAR_ROLES)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        LinearRoles.of(payload)
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         roles = LinearRoles.of(payload)
@@ -109,6 +116,7 @@ class LinearTest(LinearScoring):
     classes: bool = True
     measures: ClassVar[frozenset[str] | None] = METRICS
     evaluates: ClassVar[bool] = True
+    entries = LinearScoring.entries
 
     def talk(self, party: Party, payload: Payload, memory: Memory) -> Talk:
         roles = LinearRoles.of(payload)
@@ -138,6 +146,7 @@ class LinearScores(LinearScoring):
     classes: bool = True
     job: str | None = None
     scores_people: ClassVar[bool] = True
+    entries = stated(**LINEAR_ROLES, **PEOPLE)
 
     @property
     def continues(self) -> str | None:

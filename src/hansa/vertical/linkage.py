@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.declared_ops import DeclaredOps, OpenOp
+from hansa.core.entries import WHOLE, Shaped, Sizes, stated
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -30,6 +31,7 @@ from hansa.vertical.psi_ops import (
     KINDS,
     PREFIX,
     ROWS,
+    SIZES,
     TEST_ROWS,
     PsiSize,
     announced,
@@ -48,6 +50,7 @@ class LinkKey(RouteOp):
     """The leader draws a key for the filters of this matching, and sends it to the other parties."""
 
     broadcast: ClassVar[bool] = True
+    entries = stated()
 
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip
@@ -70,6 +73,7 @@ class LinkFilters(Op):
 
     hashes: int = 20
     fuzzy: ClassVar[bool] = True
+    entries = stated(sizes=SIZES)
 
     def __post_init__(self) -> None:
         if not 1 <= self.hashes <= bloom.MOST_HASHES:
@@ -92,14 +96,18 @@ class LinkFilters(Op):
 class LinkRows(Op):
     """Keep the common rows in the common order; the payload has their places in the order of the filters."""
 
+    entries = stated(**{kind: Shaped(types=WHOLE, shape=(None,), least=0) for kind in KINDS})
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        if any(len(payload[kind].unique()) < len(payload[kind]) for kind in KINDS):
+            raise PartyError("malformed ask: it names a common row twice")
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         new = forgotten(memory)
         for kind, name in zip(KINDS, (ROWS, TEST_ROWS), strict=True):
-            order, at = recalled(memory, kind), payload.get(kind)
-            if not isinstance(at, Tensor) or at.dtype != torch.int64 or at.dim() != 1:
-                raise PartyError(f"malformed ask: {kind} must have the places of the common rows")
-            if len(set(at.tolist())) < len(at) or (len(at) and not 0 <= int(at.min()) <= int(at.max()) < len(order)):
-                raise PartyError("the aggregator names rows twice, or rows that it does not have")
+            order, at = recalled(memory, kind), payload[kind]
+            if len(at) and int(at.max()) >= len(order):
+                raise PartyError("the aggregator names rows that it does not have")
             new[name] = order[at.cpu()]
         return Reply({}), new
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import codec
+from hansa.core.entries import Number, Several, stated
 from hansa.core.errors import PartyError, before_reading
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -36,12 +37,15 @@ ROWS, TEST_ROWS = "rows", "test_rows"  # names in a party's memory: the numbers 
 OVER = f"{PREFIX}over"  # the mark of a matching that has ended
 KINDS = ("train", "test")
 MOST = 2**27  # rows of a party
+SIZES = Several(of=Number(whole=True, least=0, most=MOST), keys="party ids or kinds")
 
 
 @register("psi-size")
 @dataclass(frozen=True)
 class PsiSize(Op):
     """The numbers of a party's training rows and test rows, which have ids."""
+
+    entries = stated()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if not party.data.identified:
@@ -131,6 +135,8 @@ def only(peers: Mapping[int, Any] | tuple[int, ...]) -> int:
 class PointsOp(RouteOp):
     """Base of the ops that send points."""
 
+    entries = stated(sizes=SIZES)
+
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         sizes = payload.get("sizes")
         members = sizes if isinstance(sizes, Mapping) else {}
@@ -141,6 +147,8 @@ class PointsOp(RouteOp):
 @dataclass(frozen=True)
 class PsiAsk(PointsOp):
     """Send the points of the leader's people to one party, blinded by a fresh secret, in a fresh secret order."""
+
+    entries = PointsOp.entries
 
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip
@@ -176,6 +184,8 @@ class PsiAsk(PointsOp):
 @dataclass(frozen=True)
 class PsiAnswer(PointsOp):
     """Answer the leader: its points raised by a fresh secret, in their order, and the party's own, in a secret one."""
+
+    entries = PointsOp.entries
 
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip
@@ -236,6 +246,7 @@ class PsiCount(PsiAnswer):
     """
 
     replies: ClassVar[bool] = True
+    entries = PointsOp.entries
 
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip
@@ -261,6 +272,7 @@ class PsiAlign(RouteOp):
     """Tell each party which of its people are common. All parties keep the rows in the common order."""
 
     replies: ClassVar[bool] = True
+    entries = stated(sizes=SIZES)
 
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import rng
+from hansa.core.entries import Number, Several, Sizes, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
@@ -33,6 +34,9 @@ from hansa.vertical.psi_ops import ROWS, TEST_ROWS
 TESTED = 256  # rows of a message in an evaluation
 ACTIVATIONS, GRADIENT = "activations", "gradient"  # the tensors of messages
 PLACES = "split places"  # in a party's memory: who joined the activations, and who has the labels
+PARTY, COUNT = Number(whole=True, least=0), Number(whole=True, least=1)
+ROLES = stated(shapes=Several(of=Several(of=COUNT, fewest=1, longest=8), fewest=1, keys="party ids"),
+               joins=PARTY, holder=PARTY, rows=PARTY, outputs=COUNT)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,11 @@ class SplitOp(SessionOp):
     head: Model
     dtype: Literal["float32", "float64"]
 
+    entries = stated(**ROLES)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        Roles.of(payload)
+
     def bottom_of(self, party: int, roles: Roles) -> Model:
         """The bottom of a party, for its samples."""
         place = list(roles.shapes).index(party) if len(self.bottoms) > 1 else 0
@@ -202,6 +211,7 @@ class SplitTrain(SplitOp):
     clip: float | None = None
     noise: float = 0.0
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
+    entries = SplitOp.entries
 
     def optimiser_of(self, piece: str) -> Optimiser:
         if piece == "bottom":
@@ -341,6 +351,7 @@ class SplitTest(SplitForward):
     dtype: Literal["float32", "float64"] = "float32"
     measures: ClassVar[frozenset[str] | None] = METRICS
     evaluates: ClassVar[bool] = True
+    entries = SplitForward.entries
 
     def talk(self, party: Party, payload: Payload, memory: Memory) -> Talk:
         roles = Roles.of(payload)

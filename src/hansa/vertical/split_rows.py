@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.entries import stated
 from hansa.core.errors import DataError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
@@ -30,6 +31,7 @@ class SplitOrder(RouteOp):
 
     broadcast: ClassVar[bool] = True
     replies: ClassVar[bool] = True
+    entries = stated()
 
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.columns import id_hash
+from hansa.core.entries import Flag, Several, Text, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -22,9 +23,10 @@ from hansa.core.session_op import Receive, Send, Talk
 from hansa.models.dense import Logistic
 from hansa.models.model import Model
 from hansa.vertical.modules import DTYPES, PREFIX
-from hansa.vertical.split_ops import PLACES, Pieces, Roles, SplitForward
+from hansa.vertical.split_ops import PLACES, ROLES, Pieces, Roles, SplitForward
 
 HELD, SCORED, SCORES, UNKNOWN = "held", "scored", "scores", "unknown"  # the tensors of messages and replies
+PEOPLE = stated(people=Several(of=Text(longest=200)), salt=Text(shortest=0, longest=1000), reports=Flag(optional=True))
 
 
 @register("split-scores")
@@ -41,6 +43,7 @@ class SplitScores(SplitForward):
     dtype: Literal["float32", "float64"] = "float32"
     job: str | None = None
     scores_people: ClassVar[bool] = True
+    entries = stated(**ROLES, **PEOPLE)
 
     @property
     def continues(self) -> str | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import rng
+from hansa.core.entries import Several, Sizes, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
@@ -22,7 +23,7 @@ from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.models.dense import Logistic
 from hansa.models.model import Model
 from hansa.vertical.modules import DTYPES, Optimiser, Piece, batch_sizes, fitted, numbers, piece_shapes, typed_samples
-from hansa.vertical.split_ops import ACTIVATIONS, GRADIENT, TESTED, only_tensor, whole_numbers
+from hansa.vertical.split_ops import ACTIVATIONS, COUNT, GRADIENT, PARTY, TESTED, only_tensor, whole_numbers
 
 MOST = 2**27  # samples of a party
 
@@ -31,6 +32,8 @@ MOST = 2**27  # samples of a party
 @dataclass(frozen=True)
 class SplitSize(Op):
     """The numbers of a party's training samples and test samples."""
+
+    entries = stated()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         party.data.admit("statistics")  # numbers about the samples are counted as other readings are
@@ -87,6 +90,14 @@ class SequentialOp(SessionOp):
     middle: Model
     head: Model
     dtype: Literal["float32", "float64"]
+
+    entries = stated(
+        sizes=Several(of=COUNT, fewest=1, keys="party ids"), shape=Several(of=COUNT, fewest=1, longest=8),
+        server=PARTY, outputs=PARTY,
+    )  # fmt: skip
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        Turns.of(payload)
 
     def models(self, turns: Turns) -> dict[str, Model]:
         """The models of all pieces, for the samples of the task."""
@@ -147,6 +158,7 @@ class SplitTurns(SequentialOp):
     top_optimiser: Literal["sgd", "adam"] = "sgd"
     top_lr: float = 0.1
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
+    entries = SequentialOp.entries
 
     def optimiser_of(self, piece: str) -> Optimiser:
         if piece == "middle":
@@ -223,6 +235,7 @@ class SplitTurnsTest(SequentialOp):
     first: int = 0
     measures: ClassVar[frozenset[str] | None] = METRICS
     evaluates: ClassVar[bool] = True
+    entries = SequentialOp.entries
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         steps = sum(-(-size // TESTED) for size in Turns.of(payload).sizes.values())

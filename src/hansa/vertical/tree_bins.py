@@ -14,13 +14,14 @@ from torch import Tensor
 from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
 from hansa.classical.trees.coded import coded
 from hansa.classical.trees.sketches import spread_cuts
+from hansa.core.entries import Sizes, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.stored_rows import whole
 from hansa.vertical.encrypted_bins import Layout
 from hansa.vertical.psi_ops import ROWS
-from hansa.vertical.split_ops import Roles, common_rows
+from hansa.vertical.split_ops import ROLES, Roles, common_rows
 
 Array = np.ndarray[Any, Any]
 PREFIX = "trees/"
@@ -36,6 +37,11 @@ class TreeBins(Op):
     """
 
     bins: int = 32
+
+    entries = stated(**ROLES)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        Roles.of(payload)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if not 2 <= self.bins <= MOST_BINS - 1:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from hansa.classical.trees.histograms import TreeOp
+from hansa.core.entries import Several, Sizes, stated
 from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Payload, Shape
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp
 from hansa.secure.additive import capacity_of, check_bits
 from hansa.vertical.encrypted_bins import Fields
-from hansa.vertical.split_ops import Roles
+from hansa.vertical.split_ops import PARTY, ROLES, Roles
 from hansa.vertical.tree_bins import sums_of
 
 BLOCK = 4096  # samples of a message with encrypted statistics
@@ -40,6 +41,13 @@ class TreeSession(SessionOp):
     max_depth: int
     most_bins: int  # of a feature, that of missing values included
     key_bits: int
+
+    entries = stated(**ROLES, sums=Several(of=PARTY, keys="party ids"))
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        roles = Roles.of(payload)
+        self.check_session(roles)
+        sums_of(payload, roles)
 
     def trees(self, roles: Roles) -> int:
         """The number of trees that grow at once."""
@@ -62,7 +70,7 @@ class TreeSession(SessionOp):
         """The messages of `count` rows of bytes."""
         return -(-count // PARCEL)
 
-    def check_ask(self, roles: Roles) -> None:
+    def check_session(self, roles: Roles) -> None:
         try:
             check_bits(self.key_bits)
             self.fields(roles).slots(capacity_of(self.key_bits))
@@ -73,7 +81,7 @@ class TreeSession(SessionOp):
 
     def expects_messages(self, payload: Payload, sender: int, receiver: int) -> Sequence[Mapping[str, Shape]]:
         roles = Roles.of(payload)
-        self.check_ask(roles)
+        self.check_session(roles)
         counts, size, trees = sums_of(payload, roles), self.key_bits // 8, self.trees(roles)
         cells = ((trees, roles.rows), torch.int32)
         if sender == roles.holder and receiver in counts:

@@ -48,6 +48,7 @@ class GrowTrees(TreeSession):
 
     classes: int
     min_samples: int
+    entries = TreeSession.entries
 
     def grown(self, party: Party, labels: Array, roles: Roles, memory: Memory, before: TreeArrays) -> Grown:
         """What this round grows."""
@@ -59,7 +60,7 @@ class GrowTrees(TreeSession):
 
     def talk(self, party: Party, payload: Payload, memory: Memory) -> Talk:
         roles = Roles.of(payload)
-        self.check_ask(roles)
+        self.check_session(roles)
         sums = sums_of(payload, roles)
         if party.id != roles.holder:
             kept = yield from Passive(self, party, roles, memory).talk()

@@ -18,6 +18,7 @@ from torch import Tensor
 from hansa.classical.trees.ensemble import scores_of
 from hansa.classical.trees.forest_ops import MOST_TREES
 from hansa.classical.trees.table import TreeArrays
+from hansa.core.entries import Sizes, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
@@ -25,8 +26,8 @@ from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.vertical.psi_ops import TEST_ROWS
-from hansa.vertical.split_ops import Roles, common_rows
-from hansa.vertical.split_scores import HELD, SCORED, SCORES, UNKNOWN, people_here
+from hansa.vertical.split_ops import ROLES, Roles, common_rows
+from hansa.vertical.split_scores import HELD, PEOPLE, SCORED, SCORES, UNKNOWN, people_here
 from hansa.vertical.tree_active import OWNERS
 from hansa.vertical.tree_bins import RECORDS, coded_rows, features, own_bins
 from hansa.vertical.tree_messages import MOST_CELLS, MOST_DEPTH
@@ -44,6 +45,11 @@ class TreeWalk(SessionOp):
     classes: int
     forest: bool
     max_depth: int
+
+    entries = stated(**ROLES)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        Roles.of(payload)
 
     def expects_messages(self, payload: Payload, sender: int, receiver: int) -> Sequence[Mapping[str, Shape]]:
         roles = Roles.of(payload)
@@ -181,6 +187,7 @@ class TreeTest(TreeWalk):
     max_depth: int = 6
     measures: ClassVar[frozenset[str] | None] = METRICS
     evaluates: ClassVar[bool] = True
+    entries = TreeWalk.entries
 
     def talk(self, party: Party, payload: Payload, memory: Memory) -> Talk:
         roles = Roles.of(payload)
@@ -212,6 +219,7 @@ class TreeScores(TreeWalk):
     max_depth: int = 6
     job: str | None = None
     scores_people: ClassVar[bool] = True
+    entries = stated(**ROLES, **PEOPLE)
 
     @property
     def continues(self) -> str | None:

@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.entries import FLAGS, FLOAT64, WHOLE, Nested, Shaped
 from hansa.core.errors import PartyError
 from hansa.core.stopping import go_on
 
 Array = np.ndarray[Any, Any]
+BINS = Nested(entries={"points": Shaped(types=FLOAT64, shape=(None,)), "starts": Shaped(types=WHOLE, shape=(None,)),
+                      "categorical": Shaped(types=FLAGS, shape=(None,))})  # fmt: skip
 MOST_BINS = 65_535  # of a feature: bin numbers are stored in 16 bits, and one stands for missing values
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from hansa.classical.domains import GRID, PIECES, REFINEMENTS, ValueProfile, values_at
 from hansa.classical.trees import sketches
 from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
+from hansa.core.entries import Shaped, Sizes, check_columns, stated
 from hansa.core.errors import DataError, PartyError
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 
 
@@ -26,15 +27,15 @@ class CategoryCounts(Op):
 
     features: tuple[int, ...] = ()
     categories: int = 256
+    entries = stated()
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_columns(self.name, self.features, sizes)
+        if not 1 <= self.categories <= MOST_BINS or sorted(set(self.features)) != list(self.features):
+            raise PartyError(f"category-counts: the features must ascend, and {MOST_BINS} categories are the most")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         rows = rows_of(party.samples("statistics")[0])
-        known = sorted(set(self.features)) == list(self.features)
-        known = known and all(0 <= feature < rows.shape[1] for feature in self.features)
-        if not 1 <= self.categories <= MOST_BINS or not known:
-            raise PartyError(
-                f"category-counts: the features must be columns of the samples, and {MOST_BINS} categories are the most"
-            )
         counts = torch.zeros(len(self.features), self.categories + 1, dtype=torch.int64)
         for row, feature in zip(counts, self.features, strict=True):
             column = rows[:, feature].astype(np.float64)
@@ -56,9 +57,11 @@ class CategoryCounts(Op):
 class BeyondEdges(Op):
     """For each edge, whether the party has a finite value above the edge; and for `below`, one under it."""
 
+    entries = stated(low=Shaped(shape=("features", None)), high=Shaped(shape=("features", None)))
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         rows = rows_of(party.samples("statistics")[0]).astype(np.float64)
-        low, high = (sent(payload, name, (rows.shape[1], None)).cpu().numpy() for name in ("low", "high"))
+        low, high = (payload[name].cpu().numpy() for name in ("low", "high"))
         finite = np.isfinite(rows)
         least = np.where(finite, rows, np.inf).min(0)[:, None]
         most = np.where(finite, rows, -np.inf).max(0)[:, None]

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from hansa.classical.trees import cuts as cut_points
-from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
+from hansa.classical.trees.bins import BINS, MOST_BINS, Bins, rows_of
 from hansa.classical.trees.growth import Slots
 from hansa.classical.trees.histograms import TreeOp
-from hansa.classical.trees.table import MOST_DEPTH, TreeArrays
+from hansa.classical.trees.table import MOST_DEPTH, TREES, TreeArrays
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.ask import Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError, RoundAborted
+from hansa.core.entries import Number, Shaped, Sizes, Text, optional, stated
+from hansa.core.errors import ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.objective import Objective
 from hansa.core.op import Payload
@@ -152,6 +153,22 @@ class TreesPredictor(Predictor):
     Boosting adds them to base scores; for two classes the score of class 0 is 0. A forest has the mean of the trees'
     class frequencies, whose logarithms are the scores.
     """
+
+    entries = stated(
+        classes=Number(whole=True, least=0), loss=Text(), base=Shaped(shape=(None,), optional=True),
+        centre=Number(optional=True), oob=Number(optional=True),
+        bins=optional(BINS), trees=optional(TREES),
+    )  # fmt: skip
+
+    def check_payload(self, payload: Payload, sizes: Sizes) -> None:
+        if "bins" not in payload:  # nothing learned yet
+            return
+        if not {"trees", "base"} <= set(payload):
+            raise PartyError("malformed ask: trees, bins and base belong together")
+        trees = TreeArrays.of(payload["trees"], Bins.of(payload["bins"], sizes.get("features")))
+        width, all_outputs = len(payload["base"]), bool((trees.outputs == -1).any())
+        if trees.outputs.max(initial=-1) >= width or (all_outputs and trees.value.shape[1] not in (1, width)):
+            raise PartyError("malformed trees: they add to other outputs than the model has")
 
     def outputs(self, objective: Objective, payload: Payload, x: Tensor) -> Tensor:
         loss, classes = payload["loss"], payload["classes"]

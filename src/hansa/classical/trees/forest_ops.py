@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.classical.trees.bins import Bins
+from hansa.classical.trees.bins import BINS, Bins
 from hansa.classical.trees.coded import coded
 from hansa.classical.trees.gradients import HELD_BITS, rounded
 from hansa.classical.trees.growth import Growth, Slots
-from hansa.classical.trees.histograms import TreeOp, points_of, targets
+from hansa.classical.trees.histograms import POINTS, TreeOp, targets
 from hansa.classical.trees.splits import SplitRule
-from hansa.classical.trees.table import NAMES, TreeArrays, TreeTable
+from hansa.classical.trees.table import NAMES, TREES, TreeArrays, TreeTable
 from hansa.core import rng
+from hansa.core.entries import Sizes, check_size, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.registry import register
@@ -65,6 +66,17 @@ class ForestSums(TreeOp):
         most = len(POISSON) if self.drawn else 1
         return most * (1 if self.classes else 2**self.bits), most
 
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        self.check_fields(sizes)
+        super().check_ask(payload, sizes)
+
+    def check_fields(self, sizes: Sizes) -> None:
+        """Raise a PartyError for fields that no task has, or another one than the party's."""
+        sound = 0 <= self.classes <= 2**12 and 0 < self.bound < 2.0**100 and 1 <= self.bits <= 40
+        if not sound or not 0 <= self.first <= 2**30 or not math.isfinite(self.centre):
+            raise PartyError(f"{self.name}: classes, bound, bits or centre are out of range")
+        check_size(self.name, "classes", self.classes, sizes)
+
     def rule(self, min_samples: int) -> SplitRule:
         """How splits are judged: by the Gini impurity, or by the variance."""
         unit = 1.0 if self.classes else self.bound * 2.0**-self.bits
@@ -72,9 +84,6 @@ class ForestSums(TreeOp):
 
     def values(self, party: Party, y: Tensor) -> Array:
         """The statistics [outputs, samples] without weights."""
-        sound = 0 <= self.classes <= 2**12 and 0 < self.bound < 2.0**100 and 1 <= self.bits <= 40
-        if not sound or not 0 <= self.first <= 2**30 or not math.isfinite(self.centre):
-            raise PartyError(f"{self.name}: classes, bound, bits or centre are out of range")
         labels = targets(party, y, self.classes)
         if self.classes:
             drawn: Array = (labels == np.arange(self.classes)[:, None]).astype(np.float64)
@@ -110,12 +119,14 @@ class ForestSums(TreeOp):
 class ForestHistograms(ForestSums):
     """Sums over bootstrap samples, weighted by how often a sample was drawn, by node, feature and bin."""
 
+    entries = ForestSums.entries
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("statistics")
         bins = Bins.of(payload["bins"], math.prod(x.shape[1:]))
         trees = len(TreeArrays.of(payload["trees"], bins).roots)
         statistics, used = self.of_trees(party, y, trees)
-        own = coded(x, bins, points_of(payload))
+        own = coded(x, bins, self.points(payload))
         sums = self.counted(own, bins, payload, statistics, used, max(self.min_rows, party.min_rows))
         return Reply({"sums": sums}, weight=len(y)), memory
 
@@ -129,11 +140,16 @@ class GrowForest(ForestSums):
     max_depth: int = 6
     min_samples: int = 1
     columns: int = 1
+    entries = stated(bins=BINS)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        self.check_fields(sizes)
+        Bins.of(payload["bins"], sizes.get("features"))
+        if not 1 <= self.trees <= MOST_TREES or not 1 <= self.max_depth <= 64:
+            raise PartyError(f"grow-forest: 1 to {MOST_TREES} trees of a depth from 1 to 64")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("train")
-        if not 1 <= self.trees <= MOST_TREES or not 1 <= self.max_depth <= 64:
-            raise PartyError(f"grow-forest: 1 to {MOST_TREES} trees of a depth from 1 to 64")
         bins = Bins.of(payload["bins"], math.prod(x.shape[1:]))
         statistics, used = self.of_trees(party, y, self.trees)
         own = coded(x, bins)
@@ -179,14 +195,23 @@ class OutOfBag(ForestSums):
     `first` is the number of all trees. The party remembers the votes of the trees that it has seen before.
     """
 
+    entries = stated(bins=BINS, trees=TREES, points=POINTS)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        self.check_fields(sizes)
+        self._trees(payload, Bins.of(payload["bins"], sizes.get("features")))
+
+    def _trees(self, payload: Payload, bins: Bins) -> TreeArrays:
+        trees = TreeArrays.of(payload["trees"], bins)
+        if len(trees.roots) != self.first or trees.value.shape[1] != self.outputs:
+            raise PartyError(f"malformed ask: it should have {self.first} trees of {self.outputs} outputs")
+        return trees
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("statistics")
         bins = Bins.of(payload["bins"], math.prod(x.shape[1:]))
-        trees = TreeArrays.of(payload["trees"], bins)
-        width = self.outputs
-        if len(trees.roots) != self.first or trees.value.shape[1] != width:
-            raise PartyError(f"malformed ask: it should have {self.first} trees of {width} outputs")
-        own, labels = coded(x, bins, points_of(payload)), targets(party, y, self.classes)
+        trees, width = self._trees(payload, bins), self.outputs
+        own, labels = coded(x, bins, self.points(payload)), targets(party, y, self.classes)
         known = memory.get(VOTES)
         same = known is not None and known.shape == (len(labels), width + 1) and int(memory[DATA]) == own.digest
         seen = int(memory[SEEN]) if same else 0

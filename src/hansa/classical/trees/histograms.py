@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from hansa.classical.trees import gradients as losses_of
-from hansa.classical.trees.bins import Bins
+from hansa.classical.trees.bins import BINS, Bins
 from hansa.classical.trees.coded import Coded, coded
-from hansa.classical.trees.table import TreeArrays
+from hansa.classical.trees.table import TREES, TreeArrays
 from hansa.core import rng
+from hansa.core.entries import WHOLE, Entries, Number, Shaped, Sizes, check_size, extended, optional, stated
 from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -22,6 +23,7 @@ from hansa.core.stopping import go_on
 Array = np.ndarray[Any, Any]
 MOST_SLOTS = 2**14  # nodes of an ask
 MOST_NUMBERS = 2**26  # in a reply
+POINTS = Number(whole=True, least=0, most=2**16 - 1, optional=True)  # the resolution of surrogates
 MARGIN, SEEN, DATA = "boosting/margins", "boosting/trees", "boosting/data"
 
 
@@ -58,6 +60,18 @@ class TreeOp(Op):
     update: ClassVar[str | None] = None
     outputs: int
     constant: bool
+    entries: ClassVar[Entries | None] = stated(
+        bins=BINS, trees=TREES, points=POINTS,
+        slots=Shaped(types=WHOLE, shape=(None, 2), least=0),
+        features=Shaped(types=WHOLE, shape=(None,), least=0, rising=True),
+    )  # fmt: skip
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        bins = Bins.of(payload["bins"], sizes.get("features"))
+        trees, slots = TreeArrays.of(payload["trees"], bins), _slots(payload)
+        if len(slots) and (slots[:, 0].max() >= len(trees.roots) or slots[:, 1].max() >= len(trees.feature)):
+            raise PartyError("malformed ask: it wants sums of nodes that its trees do not have")
+        _features(payload, len(bins.widths))
 
     @property
     def rows(self) -> int:
@@ -76,11 +90,15 @@ class TreeOp(Op):
             raise PartyError(f"the ask wants sums of the shape {size}, and {MOST_NUMBERS} numbers are the most")
         return {"sums": (size, torch.int64)}
 
+    def points(self, payload: Payload) -> int:
+        """The resolution of surrogates (`sketches.surrogates`); 0 for the samples themselves."""
+        points: int = payload.get("points", 0)
+        return points
+
     def counted(self, own: Coded, bins: Bins, payload: Payload, statistics: Array, used: Array, small: int) -> Tensor:
         """The reply's sums, from statistics of the samples; `used` says which samples count."""
         trees = TreeArrays.of(payload["trees"], bins)
         slots = _slots(payload)
-        _check_slots(slots, trees)
         features = _features(payload, len(bins.widths))
         out = np.zeros((len(slots), self.rows, int(bins.widths[features].sum())), dtype=np.int64)
         for tree in np.unique(slots[:, 0]).tolist():
@@ -136,28 +154,17 @@ def _widths(payload: Payload) -> Array:
 
 
 def _slots(payload: Payload) -> Array:
-    slots = payload.get("slots")
-    if not isinstance(slots, Tensor) or slots.dtype != torch.int64 or slots.dim() != 2 or slots.shape[1] != 2:
-        raise PartyError("malformed ask: 'slots' must be pairs of a tree and a node")
+    slots: Array = payload["slots"].cpu().numpy()
     if len(slots) > MOST_SLOTS:
         raise PartyError(f"the ask wants sums of {len(slots)} nodes, and {MOST_SLOTS} are the most")
-    return slots.cpu().numpy()
-
-
-def _check_slots(slots: Array, trees: TreeArrays) -> None:
-    if len(slots) and (slots.min() < 0 or slots[:, 0].max() >= len(trees.roots)
-                       or slots[:, 1].max() >= len(trees.feature)):  # fmt: skip
-        raise PartyError("malformed ask: it wants sums of nodes that its trees do not have")
+    return slots
 
 
 def _features(payload: Payload, most: int) -> Array:
-    features = payload.get("features")
-    if not isinstance(features, Tensor) or features.dtype != torch.int64 or features.dim() != 1 or not len(features):
-        raise PartyError("malformed ask: 'features' must be the numbers of some features")
-    found: Array = features.cpu().numpy()
-    if found[0] < 0 or found[-1] >= most or bool((np.diff(found) <= 0).any()):
-        raise PartyError(f"malformed ask: 'features' must ascend from 0 to {most - 1}")
-    return found
+    features: Array = payload["features"].cpu().numpy()
+    if not len(features) or features[-1] >= most:
+        raise PartyError(f"malformed ask: 'features' must name some of the features 0 to {most - 1}")
+    return features
 
 
 def targets(party: Party, y: Tensor, classes: int) -> Array:
@@ -193,6 +200,14 @@ class GradientHistograms(TreeOp):
     sample: float = 1.0
     key: int = 0
     min_rows: int = 1
+    entries = extended(TreeOp.entries, before=optional(TREES), base=Shaped(shape=(None,)))
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        self._check()
+        super().check_ask(payload, sizes)
+        check_size(self.name, "classes", self.classes, sizes)
+        self._base(payload)
+        self._before(payload, Bins.of(payload["bins"]))
 
     @property
     def outputs(self) -> int:  # type: ignore[override]
@@ -217,10 +232,12 @@ class GradientHistograms(TreeOp):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         self._check()
-        self._check_request(payload, memory)
+        seen = self.trees if "before" in payload else int(memory.get(SEEN, 0))
+        if seen != self.trees:  # the number of asks that it answered is public
+            raise NotAdmitted(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
         x, y = party.samples("statistics")
         bins = Bins.of(payload["bins"], int(np.prod(x.shape[1:])))
-        own = coded(x, bins, points_of(payload))
+        own = coded(x, bins, self.points(payload))
         labels, used = self.labels(party, y)
         margins, memory = self._margins(own, bins, payload, memory)
         drawn = rng.uniforms(rng.folded(self.key, 0, party.id), len(labels)) if self.held else None
@@ -244,44 +261,45 @@ class GradientHistograms(TreeOp):
         found = targets(party, y, self.classes)
         return found, np.ones(len(found), dtype=bool)
 
-    def _check_request(self, payload: Payload, memory: Memory) -> None:
-        """Raise an error for a request that no party could answer, before a sample is read."""
-        bins = Bins.of(payload.get("bins"))
-        trees = TreeArrays.of(payload.get("trees"), bins)
-        _check_slots(_slots(payload), trees)
-        _features(payload, len(bins.widths))
-        width, base = losses_of.outputs_of(self.loss, self.classes), payload.get("base")
-        if not isinstance(base, Tensor) or base.shape != (width,) or not bool(torch.isfinite(base).all()):
-            raise PartyError(f"malformed ask: 'base' must be {width} finite numbers")
-        if "before" in payload:
-            before = TreeArrays.of(payload["before"], bins)
-            if len(before.roots) != self.trees or (self.trees and before.outputs.max() >= width):
-                raise PartyError(f"malformed ask: it should have {self.trees} earlier trees, of {width} outputs")
-        elif self.trees and (seen := int(memory.get(SEEN, 0))) != self.trees:  # how many asks it answered is public
-            raise NotAdmitted(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
-
     def of_tree(self, statistics: Array, tree: int) -> Array:
         chosen = statistics[:, tree % statistics.shape[1]]
         return chosen[[0, 2]] if self.constant else chosen
 
     def _margins(self, own: Coded, bins: Bins, payload: Payload, memory: Memory) -> tuple[Array, Memory]:
         """The outputs of the earlier trees for the party's samples, and the memory with them."""
-        width, base = losses_of.outputs_of(self.loss, self.classes), payload["base"]
+        base, before = self._base(payload), self._before(payload, bins)
+        width = len(base)
         known = memory.get(MARGIN)
         same = known is not None and known.shape == (own.codes.shape[1], width) and int(memory[DATA]) == own.digest
         seen = int(memory[SEEN]) if same else 0
-        if "before" not in payload:
+        if before is None:
             if (same and seen == self.trees) or not self.trees:
                 start = known if same and seen == self.trees else None
                 return self._start(start, base, own), memory
             raise PartyError(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
-        before = TreeArrays.of(payload["before"], bins)
         if not same or seen > self.trees:
             known, seen = None, 0
         margins = self._start(known, base, own)
         before.add_to(margins, own.codes, bins, seen)
         kept = {MARGIN: torch.from_numpy(margins), SEEN: torch.tensor(self.trees), DATA: torch.tensor(own.digest)}
         return margins, {**memory, **kept}
+
+    def _base(self, payload: Payload) -> Tensor:
+        """The output without trees."""
+        width = losses_of.outputs_of(self.loss, self.classes)
+        base: Tensor = payload["base"]
+        if len(base) != width:
+            raise PartyError(f"malformed ask: 'base' must be {width} finite numbers")
+        return base
+
+    def _before(self, payload: Payload, bins: Bins) -> TreeArrays | None:
+        """The earlier trees, if the ask has them."""
+        if "before" not in payload:
+            return None
+        before, width = TreeArrays.of(payload["before"], bins), losses_of.outputs_of(self.loss, self.classes)
+        if len(before.roots) != self.trees or (self.trees and before.outputs.max() >= width):
+            raise PartyError(f"malformed ask: it should have {self.trees} earlier trees, of {width} outputs")
+        return before
 
     @staticmethod
     def _start(known: Tensor | None, base: Tensor, own: Coded) -> Array:
@@ -295,10 +313,3 @@ class GradientHistograms(TreeOp):
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return {"steps": 1}
-
-
-def points_of(payload: Payload) -> int:
-    points = payload.get("points", 0)
-    if isinstance(points, bool) or not isinstance(points, int) or not 0 <= points < 2**16:
-        raise PartyError("malformed ask: 'points' must be a whole number below 65,536")
-    return points

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hansa.classical.trees.histograms import GradientHistograms, _slots, _widths
 from hansa.core.budget import Budget, Release
+from hansa.core.entries import extended
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -38,6 +39,7 @@ class PrivateHistograms(GradientHistograms):
     delta: float = 1e-5
     ask: int = 0  # the number of the ask in its round: asks draw different noise
     measures: ClassVar[frozenset[str] | None] = frozenset({"epsilon"})
+    entries = extended(GradientHistograms.entries, "points")  # surrogates depend on all samples: another sensitivity
 
     @property
     def budget(self) -> Budget:
@@ -82,6 +84,9 @@ class PrivateHistograms(GradientHistograms):
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {name: shape for name, shape in super().expects(payload).items() if name == "sums"}
+
+    def points(self, payload: Payload) -> int:
+        return 0
 
     def contradiction(self, sums: Array, payload: Payload, samples: int) -> str | None:
         return None  # noise makes counts negative, and totals of features differ

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from hansa.classical.trees.bins import rows_of
+from hansa.core.entries import Number, Sizes, check_columns, stated
 from hansa.core.errors import DataError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
@@ -58,13 +59,13 @@ class QuantileSummary(Op):
     """The party's summary of some features: `points` of each, from the payload; or all its values if that is 0."""
 
     features: tuple[int, ...] = ()
+    entries = stated(points=Number(whole=True, least=0, most=MOST_POINTS))
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        check_columns(self.name, self.features, sizes)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        rows = rows_of(party.samples("statistics")[0])
-        points = payload["points"]
-        sound = isinstance(points, int) and 0 <= points <= MOST_POINTS
-        if not sound or not all(0 <= feature < rows.shape[1] for feature in self.features):
-            raise PartyError(f"quantile-summary: at most {MOST_POINTS} points of the features that samples have")
+        rows, points = rows_of(party.samples("statistics")[0]), payload["points"]
         parts = [summary(rows[:, feature], points or len(rows)) for feature in self.features]
         most = self._most(points)
         if any(len(values) > most for values, _ in parts):
@@ -100,6 +101,8 @@ class QuantileSummary(Op):
 @dataclass(frozen=True)
 class SampleCount(Op):
     """The number of samples, as the weight of an empty reply."""
+
+    entries = stated()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         return Reply({}, weight=len(party.rows("statistics")[0])), memory

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hansa.classical.trees.bins import Bins
+from hansa.core.entries import BYTES, FLOAT64, INT32, Nested, Shaped
 from hansa.core.errors import PartyError
 from hansa.core.stopping import go_on
 
@@ -18,6 +19,10 @@ MOST_DEPTH = 64
 MOST_NODES = 2**22  # of all trees together
 INTEGERS = ("roots", "outputs", "feature", "bin", "child", "missing", "choice", "count")
 NAMES = (*INTEGERS, "gain", "value", "sets")
+TREES = Nested(entries={
+    **{name: Shaped(types=INT32, shape=(None,)) for name in INTEGERS}, "gain": Shaped(types=FLOAT64, shape=(None,)),
+    "value": Shaped(types=FLOAT64, shape=(None, None)), "sets": Shaped(types=BYTES, shape=(None, None)),
+})  # fmt: skip
 
 
 @dataclass

@@ -11,6 +11,7 @@ import torch
 
 from hansa.classical.trees.gradients import rounded
 from hansa.classical.trees.histograms import targets
+from hansa.core.entries import stated
 from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -32,6 +33,7 @@ class TargetRange(Op):
 
     centre: float = 0.0
     power: int = HIGHEST
+    entries = stated()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if not math.isfinite(self.centre) or not LOWEST <= self.power <= HIGHEST:

@@ -28,6 +28,7 @@ from hansa.core.answering import answer
 from hansa.core.ask import op_of
 from hansa.core.crash_points import reach
 from hansa.core.delivery import Deliver
+from hansa.core.entries import sizes_of
 from hansa.core.errors import DataError, HansaError, NotAdmitted, PartyError
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, unwrap
 from hansa.core.post import Post
@@ -200,7 +201,9 @@ class Worker:
         if manifest is not None:
             name = self._store.registration()["party"]
             _admit_if(refuses_ask(manifest, name, work, op, message, settings, task["preparations"]))
-        if not isinstance(op, DataOp):
+        if isinstance(op, DataOp):
+            _admit_if(policy.refuses_payload(op, message["payload"], {}))
+        else:
             if (settings or task["preparations"]) and any(part.name == "describe" for part in parts(op)):
                 # A preparation chosen by the aggregator could be a query: whether values overflow, for example.
                 raise NotAdmitted("a party describes its data only before there is a task or a preparation")
@@ -226,6 +229,7 @@ class Worker:
         memory = earlier | memory
         spec = party.objective.spec
         payload = self._policy.payload(op, opened_payload(message, spec.dim, spec.dtype))
+        _admit_if(self._policy.refuses_payload(op, payload, sizes_of(spec, party.data, settings)))
         data = OwnerGateway(party.data, self._policy, self.vault, work.job, op, payload, self._data())
         data.check(held_out=party.data.tests is None and bool(settings.get("party_test")))
         if self._policy.privacy.private and op.budget is not None:
@@ -355,8 +359,7 @@ class Worker:
             if "public" in task:
                 task = {**task, "public": self._public.read(task["public"]["digest"])}
             party = self._prepare(work.party, self._policy.split(task), self._policy.device)
-            classes = getattr(party.data.stated, "classes", task.get("classes"))
-            admit(preparations, party, classes, self._policy if before is None else None)  # else: it was allowed then
+            admit(preparations, party, task, self._policy if before is None else None)  # else: it was allowed then
             self._applied = apply(preparations, party)
             self._ready = (key, party, party.data.digest())
         return self._ready[1]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hansa.core.budget import Budget
 from hansa.core.delivery import Deliver
+from hansa.core.entries import Sizes, refuses_payload
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.functions import is_function, only
 from hansa.core.objective import count_numbers
@@ -24,6 +25,8 @@ from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.other_model import ARCHITECTURE, described
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import Part, field_types, fill, from_config, own_function
+from hansa.core.relay import RECEIVE, SEND
+from hansa.core.route_op import RouteOp
 from hansa.data.class_weights import WeighClasses
 from hansa.data.statement import DataStatement
 from hansa.kernel.ranges import RANGES, Ranges
@@ -511,6 +514,22 @@ class Policy:
                 f"party.toml), and this one has {size}"
             )
         return None
+
+    def refuses_payload(self, op: Op, payload: Payload, sizes: Sizes) -> str | None:
+        """Why a payload is not as the op states, or None. With a privacy floor the op must state what it reads.
+
+        The messages of a route must be sealed: the op that makes them replies to the aggregator otherwise.
+        """
+        layers, inner = unwrap(op)
+        for outer, part in zip((None, *layers), (*layers, inner), strict=True):
+            if isinstance(part, RouteOp) and (outer is None or outer.name not in (SEND, RECEIVE)):
+                return f"the op {part.name!r} sends messages to other parties, and the ask does not seal them"
+        if op.entries is None and self.privacy.exists:
+            return (
+                f"its policy requires privacy ([privacy] in party.toml), and the op {op.name!r} does not state what it "
+                "reads from a payload; its class needs `entries` (hansa.core.entries)"
+            )
+        return refuses_payload(op, payload, sizes)
 
     def payload(self, op: Op, payload: Payload) -> Payload:
         """The payload with the party's own learning rate, batch size and amount of work, where the op has them."""

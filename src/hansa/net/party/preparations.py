@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from hansa.core.ask import op_config, op_of
+from hansa.core.entries import sizes_of
 from hansa.core.errors import HansaError, NotAdmitted, before_reading
 from hansa.core.op import DataOp, Op, Party
 from hansa.core.stopping import go_on
@@ -20,11 +21,12 @@ from hansa.net.party.policy import Policy
 Steps = Sequence[Mapping[str, Any]]
 
 
-def admit(steps: Steps, party: Party, classes: int | None, policy: Policy | None) -> None:
+def admit(steps: Steps, party: Party, task: Mapping[str, Any], policy: Policy | None) -> None:
     """Raise a NotAdmitted for a preparation that the policy or the shapes of the samples do not allow.
 
-    The targets lie below `classes`. Without a policy, the steps are those of the party's own record.
+    Without a policy, the steps are those of the party's own record.
     """
+    classes = getattr(party.data.stated, "classes", task.get("classes"))
     made_up = replace(party, data=party.data.stand_in(classes))
     for step in steps:
         with before_reading():
@@ -32,6 +34,10 @@ def admit(steps: Steps, party: Party, classes: int | None, policy: Policy | None
             refused = policy and (policy.refuses_preparation(op) or policy.refuses_weights(op, step["payload"]))
             if refused or not isinstance(op, DataOp):
                 raise NotAdmitted(refused or f"{op.name!r} is not a preparation of data")
+            sizes = sizes_of(made_up.objective.spec, made_up.data, task)
+            refused = policy and policy.refuses_payload(op, step["payload"], sizes)
+            if refused:
+                raise NotAdmitted(refused)
         try:
             op, payload = op.resolved(made_up, step["payload"])
             op.apply(made_up, payload)
