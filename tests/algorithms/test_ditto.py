@@ -14,8 +14,9 @@ from hansa.artifacts import saved_model
 from hansa.core import codec, replies
 from hansa.core.ask import Ask
 from hansa.core.op import Reply
+from hansa.core.registry import build
 from hansa.fusion import Krum, Median
-from hansa.local import DPSGD, SGD, Adam, Proximal, TwoModels
+from hansa.local import DPSGD, SGD, Adam, Personal, Proximal, TwoModels
 from hansa.testing import check_solver
 from quadratics import ENGINES, Scalar, line, task
 from small_tasks import classes as three_classes
@@ -193,3 +194,12 @@ def test_a_step_takes_twice_the_time_on_the_simulated_clock() -> None:
 def test_a_negative_strength_is_refused() -> None:
     with pytest.raises(hansa.ConfigError, match="lam must be finite and not negative"):
         hansa.Ditto(lam=-1.0)
+
+
+def test_a_nesting_that_would_use_a_noise_twice_is_refused() -> None:
+    """The inner solver's own model and the outer one's shared model had the same key, so their noises cancelled."""
+    for inner in (TwoModels(DPSGD()), Personal(TwoModels(DPSGD()))):
+        with pytest.raises(hansa.ConfigError, match=r"ditto inside ditto: .* the same noise twice"):
+            TwoModels(inner)
+    with pytest.raises(hansa.ConfigError, match="ditto inside ditto"):
+        build("local", "ditto", inner={"name": "ditto", "inner": {"name": "dp-sgd"}})

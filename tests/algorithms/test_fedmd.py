@@ -315,6 +315,12 @@ def test_parties_of_later_cohorts_begin_when_they_are_first_asked() -> None:
     assert result.state.slots["begun"].tolist() == [k in asked for k in range(3)]
 
 
+def test_parties_of_later_cohorts_begin_in_a_secure_sum_with_signatures_too() -> None:
+    result = run(4, settings={"cohort_size": 2, "privacy": {"secure": "masking"}})
+    assert all("empty" not in line and len(line["cohort"]) == 2 for line in result.history)
+    assert result.state.slots["begun"].all()
+
+
 # Combinations
 
 

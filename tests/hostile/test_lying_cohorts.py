@@ -25,7 +25,7 @@ def announce_a_large_cohort() -> None:
 
     def change(party: int, message: dict[str, Any]) -> dict[str, Any]:
         name, round = message["op"]["name"], message["round"]
-        if name in ("secure-masked", "secure-unmask"):
+        if name == "secure-unmask" or "secure" in message["payload"]:  # it is asked, and not announced
             note({"op": name, "round": round, "party": party})
         if name != "secure-shares":
             return message

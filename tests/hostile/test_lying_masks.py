@@ -37,7 +37,7 @@ def lie_to_ann() -> None:
         if round == 2 and name == "secure-shares":  # a key of the aggregator's own in place of dan's
             payload["keys"] = payload["keys"].clone()
             payload["keys"][DAN, :32] = torch.tensor(list(key_agreement.public(b"a" * 32)), dtype=torch.uint8)
-        if name == "secure-masked":
+        if name == "secure-masked" and "secure" in payload:  # it is asked, and not announced
             before[round] = payload["secure"]
             if round == 3:  # the shares of an earlier sum
                 payload["secure"] = {**before[2 if 2 in before else 1]}

@@ -36,9 +36,9 @@ PAYLOAD = {
     **dict.fromkeys(("alpha", "rate", "work"), "a number with a range, or the work, whose fields have ranges"),
     **dict.fromkeys(("model", "start", "w", "stats", "counts", "c", "gradient", "frequency", "mask", "x", "inner",
                      "payload", "layers", "stats_dtype", "dtype", "used_places"), MODEL),
-    **dict.fromkeys(("boxes", "certificates", "ids", "keys", "label", "owners", "receivers", "sealed", "secure",
-                     "secure_dealing", "secure_share", "senders", "session", "signatures", "signers", "survivors",
-                     "name", "peers", "salt"), SEALED),
+    **dict.fromkeys(("asked", "boxes", "certificates", "ids", "keys", "label", "owners", "receivers", "sealed",
+                     "secure", "secure_dealing", "secure_share", "senders", "session", "signatures", "signers",
+                     "survivors", "name", "peers", "salt"), SEALED),
     **dict.fromkeys(("centre", "mean", "std", "scale", "low", "high", "weights", "scores", "mixing", "column",
                      "prefix", "data", "domain", "feature", "features", "edges", "child",
                      "sizes", "shape", "shapes", "outputs", "server",
@@ -89,7 +89,7 @@ def test_fractions_end_at_one_and_counts_begin_at_one_or_none() -> None:
     one = {"batch", "microbatch", "cap", "max_weight", "needed", "least", "k", "components", "bits", "block", "bucket",
            "size", "rounds", "repeats", "iterations", "log"}  # fmt: skip
     assert {name for name, (low, _) in RANGES.items() if low == 1} == one
-    lows = {"clip": 1e-9, "range": 1e-12, "statistics": 1e-12, "key_bits": 1024, "power": -1100}
+    lows = {"clip": 1e-9, "range": 2.0**-20, "statistics": 2.0**-20, "key_bits": 1024, "power": -1100}
     assert {name: low for name, (low, _) in RANGES.items() if low not in (0, 1)} == lows
     assert all(high <= 2.0**100 for _, high in RANGES.values())  # products of them do not overflow
 
@@ -99,7 +99,7 @@ def test_the_ranges_are_wide_enough_for_large_parties() -> None:
               "columns", "rounds"}  # fmt: skip
     assert {RANGES[name][1] for name in counts} == {1_000_000_000}
     assert RANGES["cap"][1] == RANGES["max_weight"][1] == 2**53  # float64 counts no further
-    assert {RANGES[name][1] for name in ("range", "statistics", "bound")} == {2.0**100}
+    assert {RANGES[name][1] for name in ("range", "statistics")} == {2.0**40} and RANGES["bound"][1] == 2.0**100
     assert RANGES["noise"][1] == 2.0**60 and RANGES["max_depth"][1] == 64
 
 

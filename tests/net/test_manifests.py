@@ -113,6 +113,8 @@ def test_the_manifest_allows_every_ask_of_a_variant(table: dict[str, Any], monke
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "masked": {"privacy": {"secure": "masking", "active": True}},
+    "masked with settings": {"privacy": {"secure": "masking", "range": 8, "bits": 24, "max_weight": 10**4,
+                                         "stochastic": True}, "run": {"compress_down": "int8"}},
     "masked and private": {"privacy": {"secure": "masking", "range": 64.0, "dp": {"kind": "central", "sigma": 1.0}},
                            "run": {"eval_parties": False}, "task": {"prepare": None}},
     "paillier": {"privacy": {"secure": "paillier", "key_bits": 1024}, "run": {"rounds": 1}},
@@ -232,6 +234,15 @@ def test_an_update_without_the_promised_protection_is_refused() -> None:
     assert "clip.clip = 1.0, and the ask has 9.0" in str(refused(hidden, {**masked, "inner": {**clipped, "clip": 9.0}}))
     assert "would reveal its reply" in str(refused(hidden, {"name": "evaluate"}))
     assert "secure-masked.parties 1 to 4" in str(refused(hidden, {**masked, "parties": 5}))
+    assert "secure-masked.range = 16.0, and the ask has 1e+30" in str(refused(hidden, {**masked, "range": 1e30}))
+    assert "secure-masked.bits = 32, and the ask has 8" in str(refused(hidden, {**masked, "bits": 8}))
+    assert "secure-masked.statistics" in str(refused(hidden, {**masked, "statistics": 1.0}))
+    assert "secure-masked.max_weight 1 to 1.04858e+06" in str(refused(hidden, {**masked, "max_weight": 2**30}))
+    assert "secure-masked.stochastic" in str(refused(hidden, {**masked, "stochastic": True}))
+    sums = {**masked, "range": 2.0**30, "bits": 53, "max_weight": 1, "uniform": True}  # of statistics
+    assert refused(hidden, {**sums, "inner": {"name": "describe"}}) is None
+    assert "secure-masked.bits of at least" not in str(refused(hidden, sums))
+    assert "secure-masked.bits 30 to 64" in str(refused(hidden, {**sums, "bits": 24}))
     assert "secure-masked.noise" in str(refused(hidden, {**masked, "noise": 1.0}))
 
 

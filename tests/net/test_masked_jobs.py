@@ -59,6 +59,23 @@ def test_a_masked_job_gives_the_plain_model_and_each_answer_once(active: bool, f
         assert kept == once * SUMS
 
 
+def test_packed_models_and_different_work_are_what_was_announced(found: Callable[..., League]) -> None:
+    """And a party's own learning rate is not announced: it is nobody else's business."""
+    run = {"rounds": 2, "compress_down": "int8", "own": {"ann": {"epochs": 2}}}
+    masked = {"secure": "masking", "active": True}
+    league = found()
+    for k, name in enumerate(PARTIES):
+        league.join(name, samples(k), "[privacy]\nactive = true\n" + ("[own]\nlr = 0.3" if name == "cid" else ""))
+    given = {"task": TASK, "algorithm": "fedavg", "run": {**run, "deadline": 60.0}, "privacy": masked}
+    ended = league.ended(league.submit(given, min_parties=3))
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["replies"] for line in ended["rounds"]] == [3, 3]
+    own = {**run["own"], "cid": {"lr": 0.3}}  # type: ignore[dict-item]
+    plain = hansa.simulate(hansa.FedAvg(), logistic_task(), engine="reference", **{**run, "own": own}, privacy=masked)
+    for one, other in zip(tensors(league.model(ended["id"])), tensors(plain.saved_model()), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_job_that_wants_to_be_believed_gets_nothing_from_parties_that_do_not(found: Callable[..., League]) -> None:
     league = found()
     for k, name in enumerate(PARTIES):

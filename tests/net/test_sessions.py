@@ -32,7 +32,7 @@ from hansa.net.party.samples import preparer
 from hansa.net.party.sessions import PartySessions
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.wire import Blob, Work
-from hansa.secure import Masking, key_agreement, ring
+from hansa.secure import Masking, announcement, key_agreement, ring
 from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.mask_graph import MaskGraph
 from hansa.secure.masking_ops import SecureMasked
@@ -113,7 +113,8 @@ def stolen_keys(folder: Path, public: bytes) -> list[bytes]:
 def unmasked(homes: Homes, mask_key: bytes, seed: bytes) -> torch.Tensor:
     """The sum over the rows of party 0, from its secrets and the messages of the sum."""
     keys = {k: as_bytes(reply.tensors["keys"]) for k, reply in homes.sent("secure-keys").items()}
-    transcript = MaskGraph(CHANNEL.terms(len(keys)), keys).transcript
+    told = next(sent["payload"]["asked"] for _, _, sent, _ in homes.asked if sent["op"]["name"] == "secure-shares")
+    transcript = MaskGraph(CHANNEL.terms(len(keys)), keys, announcement.digest(told)).transcript
     (message,) = (sent for k, _, sent, _ in homes.asked if k == 0 and sent["op"]["name"] == "secure-masked")
     op, payload = op_of(message["op"], where="test"), message["payload"]
     assert isinstance(op, SecureMasked)

@@ -20,7 +20,7 @@ from hansa.core.replies import combine
 from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
-from hansa.secure import session, shamir
+from hansa.secure import announcement, session, shamir
 from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.masking import Masking
 from hansa.secure.masking_ops import KIND, PAIR
@@ -42,6 +42,10 @@ class Count(Op):
         return {"x": ((self.size,), torch.int64)}
 
 
+class NoModel:
+    """An objective that nothing asks for."""
+
+
 class Diary(Vault):
     """A vault like that of a deployed party: it refuses a second, different answer."""
 
@@ -56,7 +60,14 @@ class Diary(Vault):
 def party(id: int, numbers: Any, vault: Vault | None = None, secret: bytes = b"", seed: int = 0) -> Party:
     """A party with these numbers."""
     x = torch.as_tensor(numbers, dtype=torch.int64)
-    return Party(id, cast(Any, None), SampleGateway((x, x)), seed, 0, secret, vault or Diary())
+    return Party(id, cast(Any, NoModel()), SampleGateway((x, x)), seed, 0, secret, vault or Diary())
+
+
+def announced(op: Op, parties: Collection[int], payload: Payload | None = None,
+              each: Mapping[int, Payload] | None = None) -> dict[str, Any]:  # fmt: skip
+    """The announcement of a sum over these parties."""
+    ask = Ask("gather", 0, "round", 0, op, payload or {}, tuple(parties), each or {})
+    return announcement.announce(ask, op, ask.parties)
 
 
 def secrets(here: Party, memory: Memory) -> session.SessionSecrets:
@@ -69,6 +80,11 @@ def held_shares(here: Party, memory: Memory, row: int) -> tuple[bytes, bytes]:
     table = secrets(here, memory).unlock(as_bytes(memory["secure.shares"]))
     pair = table[row * PAIR : (row + 1) * PAIR]
     return pair[: shamir.SHARE], pair[shamir.SHARE :]
+
+
+def asked(op: Op, here: Party, message: Mapping[str, Any], memory: Memory) -> tuple[Reply, Memory] | str:
+    """The answer to a message, as a deployed party gives it."""
+    return op.refuses_request(message, memory, here.vault.task) or perform(op, here, message["payload"], memory)
 
 
 @dataclass
@@ -108,16 +124,16 @@ class Parties:
 
     def _one(self, ask: Ask, id: int) -> Reply | str:
         assert ask.op is not None
-        sent = codec.encode(ask.payload_of(id))
+        sent = codec.encode(ask.message(id))
         if self.records:
             self.transcript.append((ask.op.name, id, sent))
         memory = self.memories.get(id, {})
         key = self.told[id] = (*self.told.get(id, (id,)), ask.op.name, sent)  # which its memory depends on
         if key not in self.known:
-            payload = codec.decode(sent)
+            message = codec.decode(sent)
             if self.meddle is not None:
-                payload = self.meddle(ask, id, payload)
-            self.known[key] = perform(ask.op, self.here[id], payload, memory)
+                message = {**message, "payload": self.meddle(ask, id, message["payload"])}
+            self.known[key] = asked(ask.op, self.here[id], message, memory)
         outcome = self.known[key]
         if isinstance(outcome, str):
             self.reasons[id] = outcome

@@ -1,8 +1,9 @@
-"""Replies as integers: the sum of vectors decodes to the weighted sum; values that do not fit are refused."""
+"""Replies as integers: the sum of vectors decodes to the weighted sum; values that do not fit are cut off."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hansa.core.errors import PartyError, RoundAborted
+from hansa.core.ask import Reduced
+from hansa.core.errors import RoundAborted
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate
 from hansa.secure.encoding import Encoding, FixedPoint, SumLayout, WideFixedPoint
@@ -98,26 +100,32 @@ def test_the_sum_fits_its_width_at_the_extremes() -> None:
         assert torch.allclose(code.decode(total, 4).sums["w"] / 4000, torch.tensor(sign * 16.0, dtype=torch.float64))
 
 
-def test_what_has_no_room_is_declined() -> None:
-    with pytest.raises(PartyError, match=r"weight is over 1000.*privacy.max_weight"):
-        encoding().encode(reply(0, weight=1001), False)
-    long = Reply({"w": torch.full((2, 3), 16.001), "count": torch.zeros(2, dtype=torch.int64)})
-    with pytest.raises(PartyError, match=r"w has values over 16, .*privacy.range.*privacy.bound"):
-        encoding().encode(long, False)
+def told(code: Encoding, reply: Reply, uniform: bool = False, **settings: Any) -> tuple[Reduced, str]:
+    """The decoded numbers of one party, and what its log says."""
+    said: list[str] = []
+    return code.decode(code.encode(reply, uniform, **settings, tell=said.append), 1), " | ".join(said)
+
+
+def test_what_has_no_room_is_cut_off_and_said() -> None:
+    """A party that declined would tell the aggregator, which chooses the ranges, about its values."""
+    whole, said = told(encoding(), reply(0, weight=1001))
+    assert whole.weight == 1000 and "number of samples is over 1000" in said and "privacy.max_weight" in said
+    values = torch.tensor([[16.001, -1e30, 1.5], [torch.nan, torch.inf, -torch.inf]])
+    far = Reply({"w": values, "count": torch.tensor([2**31 + 7, -(2**40)])})
+    whole, said = told(encoding(), far)
+    assert torch.allclose(whole.sums["w"], torch.tensor([[16, -16, 1.5], [0, 0, 0]]).double(), atol=1e-8)
+    assert whole.sums["count"].tolist() == [2**31 - 1, -(2**31 - 1)]
+    assert "w has values over 16," in said and "privacy.range" in said and "privacy.bound" in said
+    assert f"count has numbers over {2**31 - 1}" in said
     for loss in (2.0**30 + 1, -(2.0**31)):
-        with pytest.raises(PartyError, match=r"train_loss has values over 1.*; raise privacy.statistics"):
-            encoding().encode(reply(0, train_loss=loss), False)
-    with pytest.raises(PartyError, match="train_loss has values that are not finite"):
-        encoding().encode(reply(0, train_loss=float("nan")), False)
-    far = Reply({"w": torch.full((2, 3), torch.nan), "count": torch.zeros(2, dtype=torch.int64)})
-    with pytest.raises(PartyError, match="not finite"):
-        encoding().encode(far, False)
-    many = Reply({"w": torch.zeros(2, 3), "count": torch.tensor([2**31, 0])})
-    with pytest.raises(PartyError, match="count has numbers over"):
-        encoding().encode(many, False)
+        whole, said = told(encoding(), reply(0, train_loss=loss))
+        assert "train_loss has values over 1.0" in said and "; raise privacy.statistics" in said
+        assert whole.metrics == {"train_loss": np.sign(loss) * 2.0**30}
+    assert told(encoding(), reply(0, train_loss=float("nan")))[0].metrics == {}
     moments = Encoding(SumLayout(Moments(), {}, WideFixedPoint(2.0**30, 32)), POINT, 4, 1)
-    with pytest.raises(PartyError, match="sum has values over 16"):
-        moments.encode(Reply({"sum": torch.tensor([17.0, 0.0], dtype=torch.float64)}), False)
+    whole, said = told(moments, Reply({"sum": torch.tensor([17.0, torch.nan], dtype=torch.float64)}))
+    assert whole.sums["sum"].tolist() == pytest.approx([16.0, 0.0]) and "or scale the data" in said
+    assert told(encoding(), reply(0, weight=1000, train_loss=2.0**30))[1] == ""
 
 
 @pytest.mark.slow
@@ -132,9 +140,10 @@ def test_wide_numbers_add_up_in_their_places(values: list[float], bits: int, wei
     assert np.allclose(sums, np.array(values) * weight, rtol=2.0**-52, atol=0.51 * weight / wide.scale)
 
 
-def test_noise_that_leaves_the_range_is_refused() -> None:
-    with pytest.raises(PartyError, match=r"with its noise is over 16; raise privacy.range"):
-        encoding().encode(reply(0), True, b"secret", noise=100.0)
+def test_noise_that_leaves_the_range_is_cut_off() -> None:
+    whole, said = told(encoding(), reply(0), True, secret=b"secret", noise=100.0)
+    assert "values with their noise are over 16, where they are cut off; raise privacy.range" in said
+    assert float(whole.sums["w"].abs().max()) == pytest.approx(16.0)
 
 
 @given(st.lists(st.floats(-16, 16), min_size=1, max_size=8), st.binary(min_size=1, max_size=8))

@@ -91,6 +91,10 @@ class Count(Op):
         return {"n": ((2,), torch.int64)}
 
 
+class NoModel:
+    """An objective that nothing asks for."""
+
+
 class Notes(Vault):
     """A vault that remembers, like that of a deployed party."""
 
@@ -119,7 +123,7 @@ class World:
 
     def party(self, k: int) -> Party:
         empty = SampleGateway((torch.empty(0), torch.empty(0)))
-        return Party(k, None, empty, 0, self.round, vault=self.vaults[k])  # type: ignore[arg-type]
+        return Party(k, NoModel(), empty, 0, self.round, vault=self.vaults[k])  # type: ignore[arg-type]
 
     def at(self, k: int, op: Op, payload: Payload) -> Reply | str:
         """The reply of a party, encoded and decoded as on the wire."""
@@ -406,13 +410,10 @@ def test_the_functional_authority_gives_no_key_that_would_show_one_party() -> No
     assert "different parties" in str(here.at(0, op, {**wanted["payload"], "boxes": twice}))
 
 
-def test_numbers_that_have_no_room_are_declined() -> None:
-    here = world("paillier", max_weight=4)
-    with pytest.raises(RoundAborted):  # three of five replies, quorum four
-        here.rules = Rules(quorum=5)
-        here.reduce(Say())
-    here.rules = Rules()
-    assert torch.equal(here.reduce(Say()).sums["w"], plain([0, 1, 2, 3]))
+def test_a_weight_that_has_no_room_counts_as_the_largest(caplog: pytest.LogCaptureFixture) -> None:
+    total = world("paillier", max_weight=4).reduce(Say())
+    assert torch.equal(total.sums["w"], plain([0, 1, 2, 3]) + 4 * torch.tensor(NUMBERS[4], dtype=torch.float64))
+    assert (total.weight, total.count) == (14, 5) and "raise privacy.max_weight" in caplog.text
 
 
 def linear() -> hansa.Task:

@@ -197,7 +197,7 @@ def test_a_memory_has_no_secret_in_the_clear() -> None:
     run = Parties(numbers(4), records=True)
     run.sum(Masking())
     names = {"public", "session", "bond", "share", "needed", "cohort", "peers", "keys", "signers", "shares", "heard",
-             "held"}  # fmt: skip
+             "held", "asked", "task"}  # fmt: skip
     assert memory_names(run.past[2][0]) == names
     own = secrets(run.here[0], run.past[2][0])
     for name in ("share", "shares"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from masked_parties import Count, Diary, Parties, held_shares, party, secrets
+from masked_parties import Count, Diary, Parties, announced, held_shares, party, secrets
 
 from hansa.core import codec
 from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
@@ -88,6 +88,7 @@ class Victim:
                 self.advertised[f"{name}s"] = torch.stack([self.keys[id].tensors[name] for id in range(n)])
         self.terms = SecureShares(n, 0.7, neighbours, active)
         self.op = SecureMasked(Count(), 2.0**30, 53, 1, parties=n)
+        self.advertised["asked"] = announced(self.op, range(n))
 
     def of(self, id: int) -> Party:
         return self.party if id == 0 else self.others[id]
@@ -185,6 +186,27 @@ def test_parties_that_were_told_different_things_cannot_open_each_others_boxes()
         assert "3 of the parties that share secrets" in victim.refuses(SecureUnmask(4), survivors(0, 1, 2, 3))
 
 
+def test_wrong_envelopes_are_refused_before_the_inner_op_reads_a_sample() -> None:
+    """A refusal after that could depend on samples, and a party could make another one refuse."""
+    ran = list[int]()
+
+    class Reading(Count):
+        def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
+            ran.append(party.id)
+            return super().run(party, payload, memory)
+
+    victim = Victim()
+    victim.share()
+    op = SecureMasked(Reading(), 2.0**30, 53, 1, parties=5)
+    wrong = victim.boxes([1, 2, 3, 4])
+    wrong["secure"]["sealed"][:2, -1] ^= 1
+    assert "3 of the parties that share secrets with it are left" in victim.refuses(op, wrong)
+    assert "sent no 'sealed'" in victim.refuses(op, {"secure": {**wrong["secure"], "sealed": 1}})
+    assert not ran
+    victim.one(op, victim.boxes([1, 2, 3, 4]))
+    assert ran == [0]
+
+
 def test_shares_are_not_given_twice_for_other_lists() -> None:
     victim = Victim()
     keyed = dict(victim.memory[0])
@@ -192,7 +214,7 @@ def test_shares_are_not_given_twice_for_other_lists() -> None:
     victim.memory[0] = keyed  # the aggregator says that the party is to build on what it remembered before
     again, _ = victim.one(victim.terms, victim.advertised)
     assert torch.equal(again.tensors["sealed"], victim.sealed[0].tensors["sealed"])
-    fewer = {name: value[:4] for name, value in victim.advertised.items()}
+    fewer = {name: value if name == "asked" else value[:4] for name, value in victim.advertised.items()}
     assert "otherwise before" in victim.refuses(victim.terms, fewer)
 
 
@@ -266,7 +288,8 @@ def test_an_active_aggregator_cannot_put_its_own_keys_in_a_partys_place() -> Non
     false = victim.advertised["keys"].clone()
     false[3] = of_the_aggregator()
     assert "not signed by 3" in victim.refuses(victim.terms, {**victim.advertised, "keys": false})
-    swapped = {name: value[[0, 1, 3, 2, 4]] for name, value in victim.advertised.items() if name != "ids"}
+    swapped = {name: value[[0, 1, 3, 2, 4]] for name, value in victim.advertised.items()
+               if name not in ("ids", "asked")}  # fmt: skip
     assert "not signed by 2" in victim.refuses(victim.terms, {**victim.advertised, **swapped})
     Victim().share()  # a curious aggregator, which is trusted, need not prove it
 
@@ -322,7 +345,8 @@ def test_a_memory_of_a_forgotten_sum_of_the_same_name_is_not_used() -> None:
     vault, asked = Forgetful(), {"session": "round.0 0"}
     here = [party(0, [1, 2, 3], vault), *(party(id, [4, 5, 6], secret=b"of %d" % id) for id in (1, 2))]
     replies = [SecureKeys().run(one, asked, {}) for one in here]
-    told = {"ids": torch.arange(3), "keys": torch.stack([reply.tensors["keys"] for reply, _ in replies])}
+    told = {"ids": torch.arange(3), "keys": torch.stack([reply.tensors["keys"] for reply, _ in replies]),
+            "asked": announced(SecureMasked(Count(), parties=3), range(3))}  # fmt: skip
     vault.root = b"2" * 32
     outcome = perform(SecureShares(3, 0.7, 2), here[0], told, replies[0][1])
     assert isinstance(outcome, str) and "an earlier secure sum of the same name" in outcome

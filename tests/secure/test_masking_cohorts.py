@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from masked_parties import Count, Diary, party
+from masked_parties import Count, Diary, announced, party
 
 from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
 from hansa.secure.masking_ops import SecureConsistent, SecureKeys, SecureMasked, SecureShares, SecureUnmask
@@ -39,7 +39,7 @@ class Circle:
         self.shares = SecureShares(n, threshold, self.neighbours, active)
         self.masked = SecureMasked(Count(), 2.0**30, 53, 1, parties=n)
         keys = [self.answer(id, SecureKeys(active), SESSION) for id in range(n)]
-        self.told = listed(keys, active)
+        self.told = {**listed(keys, active), "asked": announced(self.masked, range(n))}
 
     def ask(self, id: int, op: Op, payload: Payload) -> Reply | str:
         outcome = perform(op, self.parties[id], payload, self.memory.get(id, {}))

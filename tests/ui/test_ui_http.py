@@ -414,6 +414,7 @@ def test_a_wrong_token_does_nothing_and_too_many_are_not_looked_at_while_the_rig
     assert ask(league, "/stop", "POST", {"job": job})[0] == 401
     assert ask(league, "/stop", "POST", {"job": job}, {"Authorization": f"Basic {token(league)}"})[0] == 401
     assert league.shown(job)["status"] == "running"
+    assert post(league, "/token", "x" * (BODY + 1), "x")[0] == 413  # its token is not looked at
     statuses = [post(league, "/token", {}, "x")[0] for _ in range(WRONG)]
     assert statuses[0] == 401 and statuses[-1] == 429
     assert post(league, "/token", {})[0] == 200

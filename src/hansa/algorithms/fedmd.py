@@ -176,7 +176,8 @@ class FedMD(Algorithm):
             self._solver(self.digest_epochs, self.digest_batch, self.digest_lr),
         )
         same = ("loss", "temperature", "max_score")
-        own = (OpenOp.of("fedmd-scores", self, "max_score"), OpenOp.of("fedmd-learn", self, *same))
+        scores = OpenOp("fedmd-scores", {"max_score": self.max_score}, largest=self.max_score)
+        own = (scores, OpenOp.of("fedmd-learn", self, *same))
         return (*own, *(solver for solver in solvers if solver is not None))
 
     def __post_init__(self) -> None:

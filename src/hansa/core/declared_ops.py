@@ -15,10 +15,15 @@ from hansa.core.registry import Part, to_config
 
 @dataclass(frozen=True)
 class OpenOp:
-    """An op by name whose fields are decided during the run, except those in `fixed`."""
+    """An op by name whose fields are decided during the run, except those in `fixed`, within those of `ranges`.
+
+    `largest` is the largest value of its replies, if it has one (`Op.largest`).
+    """
 
     name: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    largest: float | None = None
 
     @classmethod
     def of(cls, name: str, part: Part, *fields: str) -> OpenOp:

@@ -166,6 +166,11 @@ class Vault:
         """The scope of this party's signatures: federation and job; empty in a simulation."""
         return ()
 
+    @property
+    def task(self) -> str:
+        """The digest of the task that the party was given, with its preparations; empty in a simulation."""
+        return ""
+
 
 @dataclass
 class Party:
@@ -307,6 +312,13 @@ class Op(Part):
         """Run the op. Returns the reply, and the memory that the party keeps if the reply is fused."""
         raise TypeError(f"the op {self.name!r} does not define run()")
 
+    def refuses_request(self, message: Mapping[str, Any], memory: Memory, task: str) -> str | None:
+        """Why a deployed party refuses a request as it was sent (op, payload), or None; no sample has been read yet.
+
+        `task` is the digest of the party's task.
+        """
+        return None
+
     def expects(self, payload: Payload) -> dict[str, Shape]:
         """Names, shapes and types of the reply's tensors; a different reply is rejected.
 
@@ -420,6 +432,9 @@ class Wrapper(Op):
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         around = self.around(party, payload, memory)
         return completed(around, *self.inner.run(party, next(around), memory))
+
+    def refuses_request(self, message: Mapping[str, Any], memory: Memory, task: str) -> str | None:
+        return self.inner.refuses_request(message, memory, task)
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return self.inner.expects(payload)

@@ -31,7 +31,8 @@ RANGES: Mapping[str, Bounds] = {
     "sharpest": (0, 2.0**60), "iterations": (1, 100_000), "sweeps": (0, 10_000), "log": (1, 10_000),
     # protection: what clips, how much noise, how a sum is rounded, how large its keys and cohorts are
     "clip": (1e-9, 1e9), "sigma": (0, MOST), "delta": (0, 1), "cap": (1, 2**53), "unit": (0, 1e9),
-    "range": (1e-12, 2.0**100), "statistics": (1e-12, 2.0**100), "max_weight": (1, 2**53), "noise": (0, 2.0**60),
+    # the range of a sum is that of updates (16) or of statistics (2^30); far beyond, values are cut off or round to 0
+    "range": (2.0**-20, 2.0**40), "statistics": (2.0**-20, 2.0**40), "max_weight": (1, 2**53), "noise": (0, 2.0**60),
     "key_bits": (1024, 16_384), "threshold": (0, 1), "needed": (1, 1000), "least": (1, COUNT),
     # trees: fewer rows per node, a narrower bound and more trees tell more about each row
     "min_rows": (0, COUNT), "min_samples": (0, COUNT), "bound": (0, 2.0**100), "sample": (0, 1), "held": (0, 1),

@@ -18,7 +18,7 @@ from hansa.core.own_model import PREFIX, remember
 from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.delegating import Delegating
-from hansa.local.solver import Batch, Carry, Context
+from hansa.local.solver import Batch, Carry, Context, LocalSolver
 from hansa.local.step_rule import StepRule
 
 CENTRE = "centre"  # in the carry of the own model: lam times the shared model
@@ -47,6 +47,13 @@ class TwoModels(Delegating):
 
     def __post_init__(self) -> None:
         check_lam(self.lam)
+        inner: LocalSolver | None = self.inner
+        while inner is not None:
+            if isinstance(inner, TwoModels):
+                raise ConfigError(
+                    "ditto inside ditto: both would keep the same own model and use the same noise twice; use one"
+                )
+            inner = getattr(inner, "inner", None)
 
     @property
     def step_rule(self) -> StepRule | None:

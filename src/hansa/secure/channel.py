@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.op import Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.objective import Objective
+from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import Part
 from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Numbers, SumLayout, WideFixedPoint, sum_width
 
+log = logging.getLogger("hansa")
+# The warnings about values that were cut off, by the objective of the run: each is logged once.
+_told: weakref.WeakKeyDictionary[Objective, set[str]] = weakref.WeakKeyDictionary()
 LYING = "an aggregator that lies"
 CURIOUS = "a curious aggregator that follows the protocol, not one that lies"
 
@@ -61,15 +67,40 @@ class Encoded(Wrapper):
         if (width := sum_width(self.bits, self.parties, self.max_weight)) > WIDEST:
             raise ConfigError(f"the secure sum needs {width} bits, and {WIDEST} are the most")
 
+    def around(self, party: Party, payload: Payload, memory: Memory) -> Around:
+        checked = self.checked(party, payload, memory)
+        reply, memory = yield self.before(party, payload, memory)
+        return self.hidden(party, payload, reply, memory, checked)
+
+    def checked(self, party: Party, payload: Payload, memory: Memory) -> Any:
+        """What the second half needs of the request; a PartyError if the request is invalid.
+
+        Called before the inner op reads a sample: a refusal later than that could depend on samples.
+        """
+        raise TypeError(f"{self.name!r} does not define checked()")
+
+    def hidden(
+        self, party: Party, payload: Payload, reply: Reply, memory: Memory, checked: Any
+    ) -> tuple[Reply, Memory]:
+        """The hidden reply, and the memory."""
+        raise TypeError(f"{self.name!r} does not define hidden()")
+
     def encoding(self, payload: Payload) -> Encoding:
         """How replies of the inner op become integers."""
         layout = SumLayout(self.inner, payload, WideFixedPoint(self.statistics, self.bits))
         return Encoding(layout, FixedPoint(self.range, self.bits), self.parties, self.max_weight)
 
     def numbers(self, party: Party, payload: Payload, reply: Reply) -> Numbers:
-        """The inner op's reply as integers; a PartyError if they do not fit the sum."""
+        """The inner op's reply as integers. Values that do not fit are cut off, with one warning per run."""
         secret = party.private("encode", self.label) if self.stochastic or self.noise else b""
-        return self.encoding(payload).encode(reply, self.uniform, secret, self.stochastic, self.noise)
+
+        def tell(sentence: str) -> None:
+            told = _told.setdefault(party.objective, set())
+            if sentence not in told:
+                told.add(sentence)
+                log.warning("secure sum: %s", sentence)
+
+        return self.encoding(payload).encode(reply, self.uniform, secret, self.stochastic, self.noise, tell)
 
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
         return {}
@@ -84,8 +115,8 @@ class Channel(Part):
     (FedNova's tau, control variates, metrics) are at most `statistics` in absolute value; their precision does not
     depend on `bits`. `max_weight` is the largest weight (number of samples) of a party. Metrics of an evaluation are
     weighted by the number of test samples. Sums that are not updates (counts, moments) give all parties the same
-    weight, and their numbers are at most `statistics`. A party whose values are larger declines with the reason;
-    nothing is clipped. Replies that declare their largest value (FedMD's scores) have that range in place of `range`.
+    weight, and their numbers are at most `statistics`. Larger values are cut off there, with a warning that names the
+    setting. Replies that declare their largest value (FedMD's scores) have that range in place of `range`.
 
     `against` is the worst aggregator that the sum withstands with its default settings, LYING or CURIOUS.
     """

@@ -115,11 +115,14 @@ class CkksEncrypt(Encoded):
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {name: value for name, value in payload.items() if name != "secure"}
 
-    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+    def checked(self, party: Party, payload: Payload, memory: Memory) -> Any:
         payloads.check_cohort(party, self.parties, "are asked")
-        ts = _tenseal()
         with declining():
-            key = _context(as_bytes(payloads.row(payload, "secure", PUBLIC + 8)))
+            return _context(as_bytes(payloads.row(payload, "secure", PUBLIC + 8)))
+
+    def hidden(self, party: Party, payload: Payload, reply: Reply, memory: Memory,
+               checked: Any) -> tuple[Reply, Memory]:  # fmt: skip
+        ts, key = _tenseal(), checked
         digits = self.radix().split(self.numbers(party, payload, reply)).reshape(-1)
         padded = np.zeros(self._ciphertexts(payload) * SLOTS)
         padded[: digits.size] = digits

@@ -6,13 +6,15 @@ largest possible sum is known before anything is sent, and must fit.
 
 Values of the update lie within `privacy.range`. The other numbers of a reply (FedNova's tau, q-FedAvg's h, control
 variates, running statistics, metrics) have other magnitudes: each takes several entries of the vector, and may be as
-large as `privacy.statistics`. A party refuses a value outside its range. It does not clip it, because clipping would
-change the result silently.
+large as `privacy.statistics`. A value outside its range is cut off there, and one that is not finite counts as 0: a
+party that declined would answer a question about its values, and the aggregator chooses the range. The party's log says
+which setting to raise.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,7 @@ import numpy as np
 import torch
 
 from hansa.core.ask import Reduced, unsummable
-from hansa.core.errors import ConfigError, OutOfRange, RoundAborted
+from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.metric_ranges import RANGES
 from hansa.core.op import Op, Payload, Reply, open_tensors
 from hansa.core.shapes import largest_shape
@@ -31,7 +33,13 @@ WIDEST = 64  # bits of a sum, sign included
 SLACK = 1e-6  # by which rounding at the parties may move a mean of metrics out of its range
 RAISE_RANGE = "raise privacy.range, or have each party keep its update within it by privacy.bound"
 RAISE_STATISTICS = "raise privacy.statistics"
+RAISE_WEIGHT = "raise privacy.max_weight"
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
+Tell = Callable[[str], None]  # is told, in a sentence, that values did not fit
+
+
+def _silent(sentence: str) -> None:
+    """Tell nobody."""
 
 
 def sum_width(bits: int, parties: int, max_weight: int) -> int:
@@ -105,6 +113,15 @@ class WideFixedPoint:
         return sum(reversed(parts)) / self.scale
 
 
+def _fitted(name: str, values: Any, largest: float, hint: str, tell: Tell) -> Any:
+    """The values, cut off at `largest`; 0 for those that are not finite."""
+    if not values.size or float(np.abs(values).max()) <= largest:  # False for NaN
+        return values
+    tell(f"{name} has values over {largest:g}, where they are cut off, or values that are not finite and count as 0; "
+         f"{hint}")  # fmt: skip
+    return np.clip(np.where(np.isfinite(values), values, 0), -largest, largest)
+
+
 class SumLayout:
     """The positions of a reply's weight, tensors and metrics in the vector that is summed."""
 
@@ -154,62 +171,53 @@ class Encoding:
         return sum_width(self.point.bits, self.parties, self.max_weight)
 
     def encode(self, reply: Reply, uniform: bool, secret: bytes = b"", stochastic: bool = False,
-               noise: float = 0.0) -> Numbers:  # fmt: skip
-        """A reply as integers; a PartyError if they do not fit the sum.
+               noise: float = 0.0, tell: Tell = _silent) -> Numbers:  # fmt: skip
+        """A reply as integers, whatever its values are; `tell` hears of those that do not fit.
 
         `noise` is the standard deviation of the discrete Gaussian noise on each value of the tensors. Noise and
         stochastic rounding are drawn from the party's `secret`.
         """
         share = 1 if uniform else reply.weight
         if share > self.max_weight:
-            raise OutOfRange(
-                f"its weight is over {self.max_weight}, the largest that the secure sum allows; raise "
-                "privacy.max_weight"
-            )
+            tell(f"the number of samples is over {self.max_weight}, and counts as that many; {RAISE_WEIGHT}")
+            share = self.max_weight
         out = np.zeros(self.layout.length, dtype=np.int64)
         out[0] = share
         start = 1
         for name, (_, dtype) in self.layout.tensors.items():
             flat = reply.tensors[name].detach().cpu().reshape(-1).numpy()
             end = start + self.layout.entries(name)
-            out[start:end] = self._values(name, flat, dtype, secret, stochastic)
+            out[start:end] = self._values(name, flat, dtype, secret, stochastic, tell)
             start = end
         if noise:
             out[1:start] += discrete_gaussian(noise * self.point.scale, secret + b"noise", self.layout.values)
             if np.abs(out[1:start]).max(initial=0) > self.point.largest:  # noise beyond what the settings allow for
-                raise OutOfRange(f"a value with its noise is over {self.point.range:g}; raise privacy.range")
+                tell(f"values with their noise are over {self.point.range:g}, where they are cut off; {RAISE_RANGE}")
+                np.clip(out[1:start], -self.point.largest, self.point.largest, out=out[1:start])
         out[1:start] *= share
         wide = self.layout.wide
         for name in self.layout.metrics:
             end = start + wide.entries
-            if name in reply.metrics:
-                value = np.array([reply.metrics[name]])
-                self._check(name, value, wide.range, RAISE_STATISTICS)
+            if math.isfinite(reply.metrics.get(name, math.nan)):
+                value = _fitted(name, np.array([reply.metrics[name]]), wide.range, RAISE_STATISTICS, tell)
                 out[start:end] = wide.split(value)[0] * share
                 out[end] = share
             start = end + 1
         return out
 
-    def _values(self, name: str, flat: Any, dtype: torch.dtype, secret: bytes, stochastic: bool) -> Numbers:
+    def _values(self, name: str, flat: Any, dtype: torch.dtype, secret: bytes, stochastic: bool,
+                tell: Tell) -> Numbers:  # fmt: skip
         point, wide = self.point, self.layout.wide
+        hint = f"{RAISE_STATISTICS}, or scale the data" if self.layout.update is None else RAISE_RANGE
         if not dtype.is_floating_point:
             if flat.size and max(-int(flat.min()), int(flat.max())) > point.largest:
-                raise OutOfRange(f"{name} has numbers over {point.largest}, the largest that the secure sum allows")
+                tell(f"{name} has numbers over {point.largest}, where they are cut off; {hint}")
+                return np.clip(flat.astype(np.int64), -point.largest, point.largest)  # type: ignore[no-any-return]
             return flat.astype(np.int64)  # type: ignore[no-any-return]
         if name in self.layout.beside:
-            self._check(name, flat, wide.range, RAISE_STATISTICS)
-            return wide.split(flat).reshape(-1)
-        hint = f"{RAISE_STATISTICS}, or scale the data" if self.layout.update is None else RAISE_RANGE
-        self._check(name, flat, point.range, hint)
-        return point.encode(flat, secret_uniform(secret + name.encode(), flat.size) if stochastic else None)
-
-    @staticmethod
-    def _check(name: str, values: Any, largest: float, hint: str) -> None:
-        """Refuse values that are not finite or outside their range."""
-        if not np.isfinite(values).all():
-            raise OutOfRange(f"{name} has values that are not finite")
-        if values.size and float(np.abs(values).max()) > largest:
-            raise OutOfRange(f"{name} has values over {largest:g}, the largest that the secure sum allows; {hint}")
+            return wide.split(_fitted(name, flat, wide.range, RAISE_STATISTICS, tell)).reshape(-1)
+        fitted = _fitted(name, flat, point.range, hint, tell)
+        return point.encode(fitted, secret_uniform(secret + name.encode(), flat.size) if stochastic else None)
 
     def decode(self, total: Numbers, count: int) -> Reduced:
         """The result of `reduce`, from the sum of `count` parties' integers.

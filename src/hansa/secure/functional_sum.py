@@ -91,18 +91,22 @@ class FunctionalEncrypt(Encoded):
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {name: value for name, value in payload.items() if name != "secure"}
 
-    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+    def checked(self, party: Party, payload: Payload, memory: Memory) -> tuple[bytes, bytes]:
         if BOX not in memory:
             raise PartyError("it was not asked for its public key first")
         payloads.check_cohort(party, self.parties, "are asked")
         sent = payload.get("secure")
         sent = sent if isinstance(sent, Mapping) else {}
         authority, label = as_bytes(payloads.row(sent, "authority", 32)), as_bytes(payloads.row(sent, "label", 32))
+        return _secret(memory[BOX], authority, label), label
+
+    def hidden(self, party: Party, payload: Payload, reply: Reply, memory: Memory,
+               checked: tuple[bytes, bytes]) -> tuple[Reply, Memory]:  # fmt: skip
+        secret, label = checked
         digits = self.radix().split(self.numbers(party, payload, reply)).reshape(-1)
         mine = envelopes.public(as_bytes(memory[BOX])).hex()
         # A secret encrypts one vector: two vectors under one secret would reveal their difference.
         party.vault.once(f"functional {mine}", codec.digest({"sent": dict(payload), "said": torch.from_numpy(digits)}))
-        secret = _secret(memory[BOX], authority, label)
         sealed = [scheme.encrypt(d, secret, scheme.base(label, j)) for j, d in enumerate(digits.tolist())]
         return Reply({"sealed": to_rows(sealed, scheme.SIZE)}), memory
 

@@ -26,14 +26,18 @@ class LyingDealer(Exception):
 
 @dataclass(frozen=True)
 class MaskGraph:
-    """The parties of a sum, their advertised keys and their neighbours, at the aggregator."""
+    """The parties of a sum, their advertised keys and their neighbours, at the aggregator.
+
+    `asked` is the hash of what the parties will be asked (`announcement.digest`).
+    """
 
     terms: Terms
     keys: Mapping[int, bytes]
+    asked: bytes
 
     @functools.cached_property
     def transcript(self) -> bytes:
-        return self.terms.transcript(list(self.keys), b"".join(self.keys.values()))
+        return self.terms.transcript(list(self.keys), b"".join(self.keys.values()), self.asked)
 
     @functools.cached_property
     def peers(self) -> dict[int, tuple[int, ...]]:

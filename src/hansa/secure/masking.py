@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,13 +39,15 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.registry import register
-from hansa.secure import graph, ring
+from hansa.secure import announcement, graph, ring
 from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.channel import CURIOUS, LYING, Channel
 from hansa.secure.encrypted_channel import leave_out
 from hansa.secure.mask_graph import LyingDealer, MaskGraph, MaskOpening
 from hansa.secure.masking_ops import SecureConsistent, SecureKeys, SecureMasked, SecureShares, SecureUnmask
 from hansa.secure.masking_terms import Terms, min_openers
+
+PARTIES = 10_000  # of a sum, for the fewest bits that a manifest allows; by default, limits.participants of a party
 
 
 @register("masking")
@@ -71,7 +73,18 @@ class Masking(Channel):
     @property
     def ops(self) -> DeclaredOps:
         return (OpenOp.of("secure-keys", self, "active"), OpenOp.of("secure-shares", self, "threshold", "active"),
-                OpenOp("secure-masked"), OpenOp("secure-consistent"), OpenOp("secure-unmask"))  # fmt: skip
+                *self._masked(), OpenOp("secure-consistent"), OpenOp("secure-unmask"))  # fmt: skip
+
+    def _masked(self) -> tuple[OpenOp, ...]:
+        """The masked numbers, with the encodings of `settings`: of updates, of metrics alone, and of statistics."""
+        bits = (min(self.bits, self.widest - (PARTIES * self.max_weight - 1).bit_length()), self.widest)
+        update = {"range": self.range, "bits": self.bits, "stochastic": self.stochastic}
+        metrics = {"range": self.range, "max_weight": self.max_weight, "stochastic": False}
+        statistics = {"range": self.statistics, "max_weight": 1, "stochastic": False}
+        beside = {"statistics": self.statistics}
+        return (OpenOp("secure-masked", {**update, **beside}, {"max_weight": (1, self.max_weight)}),
+                OpenOp("secure-masked", {**metrics, **beside}, {"bits": bits}),
+                OpenOp("secure-masked", {**statistics, **beside}, {"bits": bits}))  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,11 +126,16 @@ class Masking(Channel):
         keys = await fed.gather(SecureKeys(self.active), {"session": f"{ask.phase} {ask.index}"}, parties=ask.parties)
         members = keys.parties[:asked]  # the first to reply, if more parties were asked than needed
         _enough(members, needed, "advertised keys")
-        advertised = {"ids": _ids(members), "keys": keys.rows("keys")[:asked]}
+        advertised: dict[str, Any] = {"ids": _ids(members), "keys": keys.rows("keys")[:asked]}
         if self.active:
             advertised["certificates"] = keys.rows("certificate")[:asked]
             advertised["signatures"] = keys.rows("signature")[:asked]
-        mask_graph = MaskGraph(terms, dict(zip(members, map(as_bytes, keys.rows("keys")), strict=False)))
+        told = announcement.announce(ask, op, members)
+        if self.active and (uneven := announcement.uneven(told, members)):
+            raise ConfigError(uneven)
+        advertised["asked"] = told
+        mask_keys = dict(zip(members, map(as_bytes, keys.rows("keys")), strict=False))
+        mask_graph = MaskGraph(terms, mask_keys, announcement.digest(told))
 
         shares = await fed.gather(SecureShares(asked, self.threshold, terms.neighbours, self.active), advertised,
                                   parties=members)  # fmt: skip

@@ -4,10 +4,11 @@ A party advertises keys, shares its secrets with its neighbours, sends its maske
 open the sum of the numbers that arrived.
 
 A party verifies all that it can. It computes its neighbours and the threshold itself. Keys, envelopes and masks are
-bound to the transcript (all that it was told about the sum), so parties that were told different things cannot open
-each other's envelopes. A party gives one reply about one set of keys (`Vault.once`): if the aggregator asks again, with
-another model or about other survivors, the party refuses. For each neighbour it reveals a share of one of two secrets:
-of the seed of the neighbour's own mask if the neighbour survived, of the neighbour's mask key if it did not. It never
+bound to the transcript (all that it was told about the sum, with what all parties will be asked: `announcement`), so
+parties that were told different things cannot open each other's envelopes. A party sends masked numbers for what was
+announced, and for nothing else. It gives one reply about one set of keys (`Vault.once`): if the aggregator asks again,
+about other survivors for example, the party refuses. For each neighbour it reveals a share of one of two secrets: of
+the seed of the neighbour's own mask if the neighbour survived, of the neighbour's mask key if it did not. It never
 reveals both, because every neighbour that is not in the list of survivors counts as dropped.
 
 A party checks the cohort size itself (`min_cohort` of its policy). It takes part only if the fewest parties that can
@@ -28,9 +29,9 @@ steals a party's folder after the sum, and has recorded all messages, cannot ope
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ from hansa.core.entries import Entries, Nested, extended, optional, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
-from hansa.secure import graph, key_agreement, payloads, ring, session, shamir, signatures, sum_memory
+from hansa.secure import announcement, graph, key_agreement, payloads, ring, session, shamir, signatures, sum_memory
 from hansa.secure.byte_tensors import as_tensor, split, to_table
 from hansa.secure.channel import Encoded
 from hansa.secure.masking_terms import (
@@ -132,7 +133,8 @@ class SecureShares(Op):
             )
         _check_cohort(party, self.terms.fewest, self.parties)
         signers = self._signers(party, payload, name, ids, keys) if self.active else {}
-        transcript = self.terms.transcript(ids, b"".join(keys))
+        told = announcement.check(payload.get("asked"), ids, self.parties, self.active)
+        transcript = self.terms.transcript(ids, b"".join(keys), announcement.digest(told))
         peers = graph.neighbours(ids, self.neighbours, transcript)[party.id]
         hood = sorted((party.id, *peers))
         if len(hood) < needed:
@@ -161,6 +163,8 @@ class SecureShares(Op):
             "public": as_tensor(own),
             "session": as_tensor(name.encode()),
             "bond": as_tensor(transcript),
+            "asked": as_tensor(announcement.expected(told, party.id)),
+            "task": as_tensor(party.vault.task.encode()),
             "share": as_tensor(here.lock(share[party.id])),
             "needed": torch.tensor([needed]),
             "cohort": torch.tensor([self.terms.fewest, self.parties]),
@@ -193,6 +197,19 @@ class SecureShares(Op):
         return {name: (shape, torch.uint8) for name, shape in shapes.items()}
 
 
+@dataclass(frozen=True)
+class Opened:
+    """What a party takes from the envelopes that it was sent: seeds and signs of its masks, and what it remembers.
+
+    `faults` has, for each sender, whether its shares are invalid. `public` are the party's own advertised keys.
+    """
+
+    masks: Sequence[tuple[bytes, int]]
+    faults: Sequence[bool]
+    stored: Memory
+    public: bytes
+
+
 @register("secure-masked")
 @dataclass(frozen=True)
 class SecureMasked(Encoded):
@@ -212,10 +229,18 @@ class SecureMasked(Encoded):
         """The bits of the modulus: those of the sum, rounded up to whole bytes."""
         return 8 * -(-self.encoding(_inner(payload)).width // 8)
 
+    def refuses_request(self, message: Mapping[str, Any], memory: Memory, task: str) -> str | None:
+        differs = announcement.difference(message, sum_memory.read(memory, "asked"))
+        if differs is None and sum_memory.read(memory, "task") != task.encode():
+            differs = "another task"
+        if differs is None:
+            return None
+        return f"the aggregator announced one thing to all parties of the secure sum, and asks for {differs}"
+
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return _inner(payload)
 
-    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+    def checked(self, party: Party, payload: Payload, memory: Memory) -> Opened:
         here, transcript = _opened_session(party, memory), sum_memory.read(memory, "bond")
         secrets, own = _keys(here), sum_memory.read(memory, "public")
         peers, keys = sum_memory.read_ints(memory, "peers"), sum_memory.read_rows(memory, "keys", KEYS)
@@ -237,14 +262,10 @@ class SecureMasked(Encoded):
                 shares[other] = share
         (needed,) = sum_memory.read_ints(memory, "needed")
         _check_left(len(shares), needed)
-        width = self.width(payload)
-        words = self.numbers(party, _inner(payload), reply).view(np.uint64).astype(ring.word(width))
-        ring.add_mask(words, own_mask(here.secret("seed"), transcript))
+        masks = [(own_mask(here.secret("seed"), transcript), 1)]
         for other in sharing:
             mask = pair_mask(secrets, key_of[other], transcript, party.id, other)
-            ring.add_mask(words, mask, 1 if party.id < other else -1)
-        masked = ring.pack(words, width)
-        party.vault.once(f"secure-masked {own.hex()}", hashlib.sha256(masked.tobytes() + bytes(faults)).hexdigest())
+            masks.append((mask, 1 if party.id < other else -1))
         hood = sorted((party.id, *peers))
         table = b"".join(shares.get(other, bytes(PAIR)) for other in hood)
         stored = {
@@ -252,8 +273,18 @@ class SecureMasked(Encoded):
             "heard": torch.tensor([other == party.id or other in sharing for other in hood], dtype=torch.uint8),
             "held": torch.tensor([other in shares for other in hood], dtype=torch.uint8),
         }
+        return Opened(masks, faults, stored, own)
+
+    def hidden(self, party: Party, payload: Payload, reply: Reply, memory: Memory,
+               checked: Opened) -> tuple[Reply, Memory]:  # fmt: skip
+        width, faults = self.width(payload), checked.faults
+        words = self.numbers(party, _inner(payload), reply).view(np.uint64).astype(ring.word(width))
+        for mask, sign in checked.masks:
+            ring.add_mask(words, mask, sign)
+        masked, own = ring.pack(words, width), checked.public
+        party.vault.once(f"secure-masked {own.hex()}", hashlib.sha256(masked.tobytes() + bytes(faults)).hexdigest())
         out = {"masked": torch.from_numpy(masked), "faults": torch.tensor(faults, dtype=torch.uint8)}
-        return Reply(out), {**memory, **sum_memory.stored(stored)}
+        return Reply(out), {**memory, **sum_memory.stored(checked.stored)}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         size = self.encoding(_inner(payload)).layout.length * self.width(payload) // 8

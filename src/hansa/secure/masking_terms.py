@@ -67,19 +67,22 @@ class Terms:
         """The fewest parties of a sum."""
         return min_openers(self.parties, self.threshold, self.active)
 
-    def transcript(self, ids: Sequence[int], keys: bytes) -> bytes:
-        """The hash of the terms and of all advertised keys. All later messages of the sum are bound to it."""
+    def transcript(self, ids: Sequence[int], keys: bytes, asked: bytes) -> bytes:
+        """The hash of the terms, of all advertised keys, and of what the parties will be asked (`announcement.digest`).
+
+        All later messages of the sum are bound to it.
+        """
         terms = [self.parties, self.threshold, self.neighbours, self.active, *ids]
-        return hashlib.sha256(b"hansa secure sum" + json.dumps(terms).encode() + keys).digest()
+        return hashlib.sha256(b"hansa secure sum" + json.dumps(terms).encode() + asked + keys).digest()
 
 
 def advertised(here: Party, party: int, session: str, keys: bytes) -> bytes:
-    """What a party signs when it advertises keys: federation, job, round, sum, its id and the keys.
+    """What a party signs when it advertises keys: federation, job, task, round, sum, its id and the keys.
 
-    `here` is the party that signs or verifies, and knows federation, job and round. A signature from another job, round
-    or sum does not verify.
+    `here` is the party that signs or verifies, and knows all but the last three. A signature from another job, round or
+    sum does not verify, nor one by a party that was given another task or prepares its data in another way.
     """
-    scope = [*here.vault.scope, here.round, session, party]
+    scope = [*here.vault.scope, here.vault.task, here.round, session, party]
     return b"hansa secure keys" + json.dumps(scope).encode() + keys
 
 

@@ -80,6 +80,7 @@ class PaillierEncrypt(Encoded):
         return extended(self.inner.entries, secure=payloads.ROW)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_key_bits(self.key_bits)
 
     def packing(self, payload: Payload) -> Packing:
@@ -89,12 +90,13 @@ class PaillierEncrypt(Encoded):
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {name: value for name, value in payload.items() if name != "secure"}
 
-    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+    def checked(self, party: Party, payload: Payload, memory: Memory) -> PublicKey:
         payloads.check_cohort(party, self.parties, "are asked")
-        key = sent_key(payload, "secure", self.key_bits)
-        numbers, packing = self.numbers(party, payload, reply), self.packing(payload)
-        if max(-int(numbers.min()), int(numbers.max())) * self.parties >= 2 ** (packing.width - 1):
-            raise PartyError(f"a number does not fit the {packing.width} bits that the secure sum has for it")
+        return sent_key(payload, "secure", self.key_bits)
+
+    def hidden(self, party: Party, payload: Payload, reply: Reply, memory: Memory,
+               checked: PublicKey) -> tuple[Reply, Memory]:  # fmt: skip
+        key, numbers, packing = checked, self.numbers(party, payload, reply), self.packing(payload)
         # The draws depend on the numbers: a party whose data changed must not use the same randomisers again.
         draws = Stream(party.private("paillier") + hashlib.sha256(numbers.tobytes()).digest())
         sealed = [key.encrypt(key.encode(message), draws) for message in packing.pack(numbers)]

@@ -186,11 +186,15 @@ class ThresholdEncrypt(PaillierEncrypt):
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {name: value for name, value in payload.items() if not name.startswith("secure")}
 
-    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
+    def checked(self, party: Party, payload: Payload, memory: Memory) -> tuple[PublicKey, Memory]:
         payloads.check_cohort(party, self.needed, "would open the sum")
-        if "secure_share" in payload:
-            memory = {**memory, **self._received(party, payload, memory)}
-        return super().after(party, payload, reply, memory)
+        dealt = self._received(party, payload, memory) if "secure_share" in payload else {}
+        return super().checked(party, payload, memory), dealt
+
+    def hidden(self, party: Party, payload: Payload, reply: Reply, memory: Memory,
+               checked: Any) -> tuple[Reply, Memory]:  # fmt: skip
+        key, dealt = checked
+        return super().hidden(party, payload, reply, {**memory, **dealt}, key)
 
     def _received(self, party: Party, payload: Payload, memory: Memory) -> Memory:
         """The verified share in the payload and its dealing, for the party's memory."""

@@ -217,13 +217,13 @@ class Page:
         origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "same-origin")
         if (origin is not None and origin != f"http://{request.headers.get('Host')}") or site != "same-origin":
             raise RequestRefused(403, "this action is not allowed from the page of another site")
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not await asyncio.to_thread(self.control.admits, token.strip()):
-            raise self._refuse(request)
         if request.content_length is None or request.headers.get("Content-Encoding", "identity") != "identity":
             raise RequestRefused(411, "the body has no Content-Length, or is compressed")
         if request.content_length > BODY:
             raise RequestRefused(413, f"the body has {request.content_length} bytes; at most {BODY} are accepted")
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not await asyncio.to_thread(self.control.admits, token.strip()):
+            raise self._refuse(request)
         try:
             async with asyncio.timeout(STALL):
                 body = await request.read()

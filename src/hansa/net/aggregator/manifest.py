@@ -72,6 +72,9 @@ def _ops(experiment: Experiment, parties: int) -> tuple[AllowedOp, ...] | None:
     out: list[AllowedOp] = []
     for op in (op for ops in declared for op in ops or ()):
         out += _open(op) if isinstance(op, OpenOp) else _fixed(op)
+    largest = {getattr(op, "largest", None) for ops in declared for op in ops or ()} - {None}
+    updates = [op for op in out if {"range", "bits"} <= {*op.fixed}]  # secure sums of updates
+    out += [AllowedOp(op.name, {**op.fixed, "range": most}, op.ranges, op.open) for op in updates for most in largest]
     if privacy.bound is not None:
         out.append(AllowedOp("clip", {"clip": privacy.bound}))
     if privacy.dp is not None:
@@ -104,9 +107,10 @@ def _nests(value: Any) -> bool:
 
 
 def _open(op: OpenOp) -> list[AllowedOp]:
-    """An op by name: all its fields are open except the fixed ones, and `inner`, an op with its own entry."""
-    names = [name for name in field_types(_class(op.name)) if name not in op.fixed and name != "inner"]
-    return [AllowedOp(op.name, dict(op.fixed), {}, tuple(names))]
+    """An op by name: its other fields than `fixed` and `ranges` are open, except `inner`, an op with its own entry."""
+    listed = {*op.fixed, *op.ranges, "inner"}
+    names = [name for name in field_types(_class(op.name)) if name not in listed]
+    return [AllowedOp(op.name, dict(op.fixed), dict(op.ranges), tuple(names))]
 
 
 def _class(name: str) -> type[Part]:
@@ -128,7 +132,7 @@ def _bounded(op: AllowedOp, noise: float | None, parties: int) -> AllowedOp:
     """An op of a secure sum, with the least noise of a party and the most parties of a sum."""
     if not op.name.startswith("secure-"):
         return op
-    ranges: dict[str, Range] = {}
+    ranges: dict[str, Range] = dict(op.ranges)
     if "parties" in op.open:
         ranges["parties"] = (1, parties)
     if "noise" in op.open:

@@ -234,13 +234,14 @@ class Worker:
         data.check(held_out=party.data.tests is None and bool(settings.get("party_test")))
         if self._policy.privacy.private and op.budget is not None:
             _check_stateless(party)
+        _admit_if(op.refuses_request(message, memory, work.task.digest))
         inputs = self._input_digest(work, memory)  # after the checks: the memory may be as large as the model
         secret = hashlib.blake2b(inputs.encode(), digest_size=32, key=load_secret(self._folder)).digest()
         ask = hashlib.sha256(secret).hexdigest()  # another secret gives other noise, which costs budget again
-        vault, min_cohort = self.vault.for_job(work.job), self._policy.min_cohort
+        vault, min_cohort = self.vault.for_job(work.job, work.task.digest), self._policy.min_cohort
         if admitted.manifest is not None:
             check_number(admitted.manifest, self.vault, op, work)
-            vault = ApprovedVault(self.vault, work.job, admitted.manifest)
+            vault = ApprovedVault(self.vault, work.job, work.task.digest, admitted.manifest)
             min_cohort = max(min_cohort, admitted.manifest.min_cohort)
         rule = self._rule(work, ask)
         data.open(ask, rule)

@@ -63,8 +63,8 @@ def check_number(manifest: Manifest, vault: PartyVault, op: Op, work: Work) -> N
 class ApprovedVault(JobVault):
     """A job's part of the vault, which knows the parties of the approved manifest alone."""
 
-    def __init__(self, vault: PartyVault, job: str, manifest: Manifest) -> None:
-        super().__init__(vault, job)
+    def __init__(self, vault: PartyVault, job: str, task: str, manifest: Manifest) -> None:
+        super().__init__(vault, job, task)
         self._parties = dict(manifest.parties)
 
     def known(self, certificate: bytes) -> tuple[str, bytes]:

@@ -112,7 +112,7 @@ TOML = """\
 # lr = [0.0, 1e6]
 # clip = [1e-9, 1e9]             # dp-sgd itself: 1e-6 to 1e6
 # sigma = [0.0, 1e6]
-# "secure-masked.range" = [1e-12, 1e30]
+# "secure-masked.range" = [1e-6, 1e12]
 
 # [broadcast]        # checks of the models that this party is asked to train
 # rounds = true      # refuse to train for an earlier round than before in the job

@@ -162,16 +162,16 @@ class PartyVault:
         disk.put(self._path.parent / SECRET, [secrets.token_bytes(32)], steps("private"))
         self._add(Line("", time.time(), name=LOSS, lost=dict(lost), marks=tuple(sorted(marks))))
 
-    def for_job(self, job: str) -> Vault:
-        """The vault for the ops of a job."""
-        return JobVault(self, job)
+    def for_job(self, job: str, task: str = "") -> Vault:
+        """The vault for the ops of a job, with the digest of its task."""
+        return JobVault(self, job, task)
 
 
 class JobVault(Vault):
     """A job's part of a party's vault."""
 
-    def __init__(self, vault: PartyVault, job: str) -> None:
-        self._vault, self._job = vault, job
+    def __init__(self, vault: PartyVault, job: str, task: str = "") -> None:
+        self._vault, self._job, self._task = vault, job, task
 
     def once(self, name: str, digest: str) -> None:
         self._vault.once(self._job, name, digest)
@@ -197,6 +197,10 @@ class JobVault(Vault):
     @property
     def scope(self) -> tuple[str, ...]:
         return self._vault.peers.federation, self._job
+
+    @property
+    def task(self) -> str:
+        return self._task
 
 
 def load_secret(folder: Path) -> bytes:
