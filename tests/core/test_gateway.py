@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,17 @@ import torch
 
 import hansa
 from every_op import HAS_RBCL, exercise
+from hansa.core.ask import Ask
 from hansa.core.errors import HansaError, PartyError
 from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Wrapper, perform, unwrap
 from hansa.core.registry import build, registered
+from hansa.core.replies import combine
+from hansa.core.round_record import Record
 from hansa.experiment.config import parse
 from hansa.kernel.gateway import GuardedGateway
+from hansa.sim import runtime
 from hansa.sim.engine import Outcome, ReferenceEngine
 from hansa.testing.experiments import experiment_for
 
@@ -85,6 +90,8 @@ class Watch:
 
     purposes: dict[str, set[Purpose]] = field(default_factory=lambda: defaultdict(set))
     faults: list[str] = field(default_factory=list)
+    summed: dict[str, set[str]] = field(default_factory=dict)  # tensors without a bound per sample, by summed op
+    rejected: dict[str, dict[int, str]] = field(default_factory=dict)
 
     def run(self, op: Op, party: Party, payload: Payload, memory: Memory) -> Outcome:
         closed, open_ = Watched(party.data, refuses=True), Watched(party.data)
@@ -102,6 +109,15 @@ class Watch:
             self.faults.append(f"{op.name} reads only when it is refused")
         return outcome
 
+    def combine(self, ask: Ask, outcomes: Any, rules: Any, record: Record, *more: Any) -> Any:
+        """Note what an ask sums beside updates, and whose replies are rejected."""
+        answer = combine(ask, outcomes, rules, record, *more)
+        op = ask.op
+        if ask.verb == "reduce" and op is not None and op.update is None and op.expects(ask.payload):
+            self.summed.setdefault(op.name, set()).update(set(op.expects(ask.payload)) - set(op.per_sample))
+            self.rejected.setdefault(op.name, {}).update(record.rejected)
+        return answer
+
     @staticmethod
     def _reason(op: Op, party: Party, payload: Payload, memory: Memory) -> Any:
         try:
@@ -114,7 +130,9 @@ class Watch:
 def watch() -> Watch:
     """All algorithms, selectors, preparations and secure sums, watched."""
     seen = Watch()
-    exercise(seen.run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "combine", seen.combine)
+        exercise(seen.run)
     return seen
 
 
@@ -129,6 +147,19 @@ def test_every_registered_op_was_watched(watch: Watch) -> None:
     read = {name for name, purposes in watch.purposes.items() if purposes}
     assert ours - read == NEVER | ENCRYPTED | SEALED | TALKS | UNWATCHED
     assert not read & NEVER
+
+
+def test_every_op_that_is_summed_states_what_one_sample_adds(watch: Watch) -> None:
+    """All tensors have a bound, or None on the op whose docstring has the reason; and honest parties keep to it."""
+    assert not {name: tensors for name, tensors in watch.summed.items() if tensors}
+    assert not {name: reasons for name, reasons in watch.rejected.items() if reasons}
+    ours = {name: part for name, part in registered("op").items() if part.__module__.startswith("hansa.")}
+    stated = {name for name, part in ours.items() if part.per_sample and not issubclass(part, Wrapper)}
+    assert stated - set(watch.summed) == {"evaluate-metrics"}  # summed where a secure sum hides the counts
+    for name in stated:
+        bounds = ours[name].per_sample
+        if isinstance(bounds, Mapping) and any(bound.most is None for bound in bounds.values()):
+            assert "no bound" in str(ours[name].__doc__), name
 
 
 class Closed(SampleGateway):

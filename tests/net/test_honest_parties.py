@@ -57,6 +57,27 @@ def test_a_party_with_many_samples_counts_in_full_where_the_run_says_how_many(le
     assert not any("capped" in line for line in rounds)
 
 
+@pytest.mark.parametrize("limit", [{"max_weight": 1000}, {}], ids=["stated", "by default"])
+def test_sums_over_many_samples_count_in_full_where_the_run_says_how_many(
+    league: League, limit: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a preparation too."""
+    parties = [samples(k, n)[0] for k, n in enumerate((12, 12, 600))]
+    for name, pair in zip(PARTIES, parties, strict=True):
+        league.join(name, PartySamples(pair))
+    task = {"dataset": "heart", "model": None, "dtype": "float64", "prepare": "standardise"}
+    job = league.submit({"task": task, "algorithm": "naive-bayes", "run": {"rounds": 3, **limit}})
+    ended = league.ended(job)
+    assert ended["status"] == "finished", ended["reason"]
+    given = hansa.Task(None, "cross_entropy", parties, names=list(PARTIES), prepare=hansa.data.Standardise())
+    result = hansa.simulate(build("algorithm", "naive-bayes"), given, engine="reference", rounds=3)
+    assert (codec.encode(league.model(job)) == codec.encode(result.saved_model())) == bool(limit)
+    capped = [line["capped"] for line in ended["rounds"] if "capped" in line]
+    assert (not capped) == bool(limit) == ("counts the sums of some parties in part" not in caplog.text)
+    for reasons in capped:
+        assert reasons["cid"].startswith("its sums over 600 samples count 0.2 times, as 120, 10 times the median")
+
+
 @pytest.mark.parametrize("scale", [1e5, 1e8])
 def test_batch_norm_may_learn_the_scale_of_raw_features(scale: float) -> None:
     """Incomes, bytes: the variance is the square of the scale, and the first round moves it there from 1."""

@@ -20,6 +20,7 @@ from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.params import Params
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.fusion import Update
 from hansa.local import SGD, LocalSolver
 from hansa.server import Descent
@@ -35,10 +36,11 @@ class SettleTopK(Op):
     """Take back what the aggregator did not use, and measure three models on one training sample drawn each round.
 
     `key` names the party's memory of what it sent. The models are that of the payload, and it with either of two sparse
-    changes.
+    changes. A loss has no bound.
     """
 
     key: str
+    per_sample: ClassVar[Bounds] = {"losses": PerSample(None, signed=True, per_party=True)}
     entries = stated(
         model=MODEL, used_values=Shaped(shape=("used",)), used_places=Shaped(types=WHOLE, shape=("used",), least=0),
         probe_values=Shaped(shape=("probe",)), probe_places=Shaped(types=WHOLE, shape=("probe",), least=0),

@@ -27,6 +27,7 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.topology import Ring, Topology, metropolis
 
 LEAST = 2.0**-20  # of a Newton step that would lead uphill
@@ -153,7 +154,12 @@ def named(belief: Mapping[str, Tensor], party: Party) -> Memory:
 @register("own-belief")
 @dataclass(frozen=True)
 class OwnBelief(Op):
-    """Read a party's belief, as its precision and the precision times the mean, for the model that is evaluated."""
+    """Read a party's belief, as its precision and the precision times the mean, for the model that is evaluated.
+
+    Precisions and means have no bound.
+    """
+
+    per_sample: ClassVar[Bounds] = dict.fromkeys(("precision", "w"), PerSample(None, signed=True, per_party=True))
 
     entries = stated(**BELIEF)
 

@@ -13,6 +13,7 @@ from hansa.core.entries import Sizes, check_size, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.fusion import mean_update
 from hansa.local import SVRG, Batch, Gradient
 from hansa.local.svrg import feature_entry, present, spread
@@ -25,6 +26,7 @@ class FeatureCounts(Op):
     """For each feature: the number of a party's samples in which it is not zero, and whether it occurs at all."""
 
     features: int = 0
+    per_sample: ClassVar[Bounds] = {"samples": PerSample(), "parties": PerSample(per_party=True), "n": PerSample()}
     entries = stated()
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -32,7 +34,8 @@ class FeatureCounts(Op):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         counts = present(Batch(*party.samples("statistics"), None)).to(torch.int64)
-        return Reply({"samples": counts, "parties": (counts > 0).to(torch.int64), "n": torch.tensor(party.n)}), memory
+        found = {"samples": counts, "parties": (counts > 0).to(torch.int64), "n": torch.tensor(party.n)}
+        return Reply(found, weight=party.n), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         row: Shape = ((self.features,), torch.int64)

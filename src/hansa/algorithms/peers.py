@@ -17,6 +17,7 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.route_op import Message
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.fusion import mean_update
 from hansa.topology import Graph, Topology
 
@@ -64,7 +65,9 @@ def mixed(shares: Mapping[int, float], models: Mapping[int, Message], name: str)
 @register("own-model")
 @dataclass(frozen=True)
 class OwnModel(Op):
-    """Read a party's own model, for the average that is evaluated and saved."""
+    """Read a party's own model, for the average that is evaluated and saved; its parameters have no bound."""
+
+    per_sample: ClassVar[Bounds] = dict.fromkeys(("w", "stats"), PerSample(None, signed=True, per_party=True))
 
     entries = LAYOUT
 

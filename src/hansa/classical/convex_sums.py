@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from hansa.core.entries import Flag, Number, Shaped, Sizes, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.core.stopping import go_on
 
 ROWS = 2**14  # samples that are taken at once
@@ -69,8 +70,13 @@ class ConvexSums(Op):
     of W log(1 + exp(-s)) for class 1 and log(1 + exp(s)) for class 0; `squared-hinge` and `hinge` the sum over rows of
     max(0, 1 - s y)^2 and of max(0, 1 - s y), with the same y. The Hessian has a
     block for each pair of rows of W (logistic), one block that all rows share (squared), or a block for each row
-    (squared-hinge); the hinge loss has none.
+    (squared-hinge); the hinge loss has none. Features and weights of samples have no bound, nor have these sums.
     """
+
+    per_sample: ClassVar[Bounds] = {
+        "loss": PerSample(None), "gradient": PerSample(None, signed=True), "hessian": PerSample(None, signed=True),
+        "count": PerSample(),
+    }  # fmt: skip
 
     loss: str = "squared"
     intercept: bool = True
@@ -109,7 +115,7 @@ class ConvexSums(Op):
                 sums[name] = sums[name] + value if name in sums else value
         if not all(bool(torch.isfinite(value).all()) for value in sums.values()):
             raise PartyError("sums of squares overflow: standardise the data")
-        return Reply({**sums, "count": torch.tensor(len(x))}), memory
+        return Reply({**sums, "count": torch.tensor(len(x))}, weight=len(x)), memory
 
     def part(self, w: Tensor, f: Tensor, y: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
         """The sums over some samples, from their features, targets and weights."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from hansa.core.entries import WHOLE, Nested, Number, Several, Shaped, Sizes, ch
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.core.stopping import go_on
 
 
@@ -81,6 +82,7 @@ class SplitCounts(Op):
     features: int = 0
     width: int = 0
     classes: int = 0
+    per_sample: ClassVar[Bounds] = {"splits": PerSample(over=(-4, -2, -1)), "totals": PerSample(over=(-2, -1))}
     entries = stated(**TREE)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -106,7 +108,7 @@ class SplitCounts(Op):
             at = (torch.arange(self.features) * self.width + inside) * self.classes + labels[:, None]
             size = self.features * self.width * self.classes
             splits[i] = torch.bincount(at[known], minlength=size).view(self.features, self.width, self.classes)
-        return Reply({"splits": splits, "totals": totals}), memory
+        return Reply({"splits": splits, "totals": totals}, weight=len(y)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         rows = len(self.nodes)

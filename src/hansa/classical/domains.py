@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 
 GRID = 64  # whole numbers from -GRID to GRID are counted one by one
 MAX_VALUES = 16  # a feature with at most this many whole values splits by value, others by interval
@@ -27,6 +28,7 @@ class ValueProfile(Op):
     """For each feature: known values, values that are not small whole numbers, counts of each small whole number."""
 
     features: int = 0
+    per_sample: ClassVar[Bounds] = {"known": PerSample(), "off": PerSample(), "grid": PerSample(over=(-1,))}
     entries = stated()
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -39,7 +41,7 @@ class ValueProfile(Op):
         at = torch.arange(self.features) * (2 * GRID + 1) + torch.where(on_grid, flat, 0.0).long() + GRID
         grid = torch.bincount(at[on_grid], minlength=self.features * (2 * GRID + 1))
         counts = {"known": known.sum(0), "off": (known & ~on_grid).sum(0), "grid": grid.view(self.features, -1)}
-        return Reply(counts), memory
+        return Reply(counts, weight=len(flat)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         row: Shape = ((self.features,), torch.int64)
@@ -52,6 +54,7 @@ class RankCounts(Op):
     """The number of a party's samples at or below each edge, for the given features."""
 
     features: tuple[int, ...] = ()
+    per_sample: ClassVar[Bounds] = {"below": PerSample()}
     entries = stated(edges=Shaped(shape=("columns", None)))
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -68,7 +71,8 @@ class RankCounts(Op):
             return ordered, 8 * ordered.numel()
 
         ordered = CACHE.get(x, ("sorted", self.features), ordered_columns)
-        return Reply({"below": torch.searchsorted(ordered, payload["edges"].cpu().contiguous(), right=True)}), memory
+        below = torch.searchsorted(ordered, payload["edges"].cpu().contiguous(), right=True)
+        return Reply({"below": below}, weight=len(x)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"below": (tuple(payload["edges"].shape), torch.int64)}

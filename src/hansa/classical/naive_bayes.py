@@ -19,12 +19,20 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 
 
 @register("class-moments")
 @dataclass(frozen=True)
 class ClassMoments(Op):
-    """For each class: the number of samples, their sum and sum of squares, about a point that the aggregator sends."""
+    """For each class: the number of samples, their sum and sum of squares, about a point that the aggregator sends.
+
+    Features have no bound, nor have their sums and squares.
+    """
+
+    per_sample: ClassVar[Bounds] = {
+        "count": PerSample(over=(-1,)), "sum": PerSample(None, signed=True), "square": PerSample(None),
+    }  # fmt: skip
 
     entries = stated(centre=Shaped(shape=("classes", "features")))
 
@@ -35,7 +43,7 @@ class ClassMoments(Op):
         zeros = torch.zeros_like(centre)
         count = torch.zeros(len(centre), dtype=torch.int64, device=x.device).index_add(0, y, torch.ones_like(y))
         moments = {"sum": zeros.index_add(0, y, apart), "square": zeros.index_add(0, y, apart**2)}
-        return Reply({"count": count, **moments}), memory
+        return Reply({"count": count, **moments}, weight=len(y)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         shape = tuple(payload["centre"].shape)

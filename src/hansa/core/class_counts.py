@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -10,6 +11,7 @@ from hansa.core.entries import Sizes, check_size, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 
 CLASSES = 2**20  # classes that a party counts at most
 
@@ -20,6 +22,7 @@ class ClassCounts(Op):
     """The number of the party's samples of each class."""
 
     classes: int = 0
+    per_sample: ClassVar[Bounds] = {"counts": PerSample(over=(-1,))}
     entries = stated()
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -31,10 +34,7 @@ class ClassCounts(Op):
         y = party.rows("statistics")[1]
         if y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= self.classes:
             raise PartyError("its targets are not one class number per sample, within the job's classes")
-        return Reply({"counts": torch.bincount(y.cpu(), minlength=self.classes)}), memory
+        return Reply({"counts": torch.bincount(y.cpu(), minlength=self.classes)}, weight=len(y)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"counts": ((self.classes,), torch.int64)}
-
-    def impossible(self, reply: Reply, payload: Payload) -> str | None:
-        return "it has negative counts" if bool((reply.tensors["counts"] < 0).any()) else None

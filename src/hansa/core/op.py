@@ -28,6 +28,7 @@ from hansa.core.params import Params
 from hansa.core.post import Post
 from hansa.core.public import PublicSamples
 from hansa.core.registry import Part
+from hansa.core.sample_bounds import Bounds
 from hansa.core.shapes import Shape as Shape
 from hansa.core.shapes import UpTo as UpTo
 from hansa.core.shapes import is_open
@@ -269,6 +270,9 @@ class Op(Part):
     scores_people: ClassVar[bool] = False  # whether replies tell the aggregator about single people, whom it names
     counts: ClassVar[frozenset[str]] = frozenset()  # vectors beside the update that have no negative numbers
     entries: ClassVar[Entries | None] = None  # what it reads from its payload (`core.entries`); None: not stated
+    # What one sample adds at most to each tensor of a reply that is a sum over samples; empty for other replies. Such
+    # replies are summed with the weight 1, and their weight is the number of samples (`core.sample_bounds`).
+    per_sample: ClassVar[Bounds] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -349,6 +353,10 @@ class Op(Part):
         """
         return {}
 
+    def stated_samples(self, reply: Reply, payload: Payload) -> int:
+        """The number of samples that a sum over samples (`per_sample`) states; also for a reply that is not valid."""
+        return reply.weight
+
     def impossible(self, reply: Reply, payload: Payload) -> str | None:
         """Why a reply of the expected names, shapes and types cannot be true; None if it may be. It is then rejected.
 
@@ -400,6 +408,10 @@ class Wrapper(Op):
         return self.inner.counts
 
     @property
+    def per_sample(self) -> Bounds:  # type: ignore[override]
+        return self.inner.per_sample
+
+    @property
     def vectors(self) -> tuple[str, ...]:
         return () if self.update is None else self.inner.vectors
 
@@ -447,6 +459,9 @@ class Wrapper(Op):
 
     def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
         return self.inner.most(n, payload, longest)
+
+    def stated_samples(self, reply: Reply, payload: Payload) -> int:
+        return self.inner.stated_samples(reply, payload)
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return self.inner.demands(n, payload)

@@ -27,6 +27,7 @@ from hansa.core.norms import l2_norm, max_abs
 from hansa.core.op import Op, PackingOp, Payload, Reply
 from hansa.core.reply_checks import LARGEST, SLACK, Rules, all_finite, message_fault
 from hansa.core.round_record import ExactMeans
+from hansa.core.sample_bounds import sample_fault
 from hansa.core.shapes import Shape
 
 METRIC = "metrics/"  # prefix of the names of metrics
@@ -180,12 +181,27 @@ def _content_fault(reply: Reply, op: Op, payloads: Sequence[Payload], rules: Rul
                 return f"the sums {name} {reason}"
         elif tensor.numel() and max(-int(tensor.min()), int(tensor.max())) >= LARGEST * reply.weight:
             return f"{name} has values over 2^53 times its weight"
+    reason = _samples_fault(reply, sums, op, rules)
+    if reason is not None:
+        return reason
     reason = _metrics_fault(reply, metrics, op, payloads[0], rules)
     if reason is not None:
         return reason
     # A mean of running variances that are not negative is not negative either.
     means, variances = _mean_stats(reply), rules.variances
     return buffer_fault(means, reply.maxima, reply.weight, op, payloads[0], variances, max_stats=None)
+
+
+def _samples_fault(reply: Reply, sums: Mapping[str, Tensor], op: Op, rules: Rules) -> str | None:
+    """Why the sum of several parties' sums over samples (`Op.per_sample`) is more than they may have, or None."""
+    rows = {}
+    for name, bound in op.per_sample.items():
+        if bound.most is None and bound.signed:
+            continue
+        total = _mean(reply, name) * reply.weight if SPLIT + name in sums else sums.get(name)
+        if total is not None:
+            rows[name] = (total / reply.count if bound.per_party else total).unsqueeze(0)
+    return sample_fault(rows, op.per_sample, [reply.count * (rules.max_weight or LARGEST)])
 
 
 def _mean_stats(reply: Reply) -> dict[str, Tensor]:

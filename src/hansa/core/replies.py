@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,11 @@ from hansa.core.placed import PlacedReply, RowTensors
 from hansa.core.reply_checks import Rules, opener, received, received_stack
 from hansa.core.round_record import ExactMeans, Means, Medians, Record
 from hansa.core.rows import Rows, room
+from hansa.core.sample_bounds import rescaled, share_of
 from hansa.core.shapes import largest_shape
 from hansa.core.sums import BlockSum, StoredReply, StoredSums
 
-WEIGHT_CAP = 10  # deployed: the largest weight of a reply, in medians of all weights, unless run.max_weight is set
+WEIGHT_CAP = 10  # deployed: the largest weight (number of samples) of a reply, in medians, unless run.max_weight is set
 
 
 def reply_size(reply: Reply) -> int:
@@ -64,8 +66,8 @@ def combine(ask: Ask, outcomes: OutcomesOrSums, rules: Rules, record: Record, fo
     `outcomes` are single outcomes, stacks or partial sums; replies come in the order of party ids, unless sums are
     exact. A stack is read before the next outcome is requested, and not afterwards. If fewer replies than the quorum
     are valid, the round is aborted; only an ask of a selector may have no valid reply. Gathered updates larger than
-    `rules.memory` are stored in `folder`. A reply's weight counts as at most `heaviest`; the checks use the weight that
-    the party sent.
+    `rules.memory` are stored in `folder`. A reply's weight counts as at most `heaviest`, and a sum over more samples
+    than that is rescaled; the checks use what the party sent.
     """
     combiner = ReplyCombiner(ask, rules.of(ask), record, folder, heaviest)
     for outcome in outcomes:
@@ -99,6 +101,7 @@ class ReplyCombiner:
         self._placed: list[PlacedReply] = []
         self._folder = folder
         self._weight = self._count = 0
+        self._rescaled = False
         self._last = -1
         self._partials = False
         # The record counts parties asked to work and parties consulted by the selector separately.
@@ -134,12 +137,7 @@ class ReplyCombiner:
         unequal = open_tensors(self.op, payload)
         if unequal and self._summed:
             raise AlgorithmError(unsummable(self.op, unequal))
-        if self._heaviest is not None and outcome.weight > self._heaviest:
-            self.record.capped[party] = (
-                f"its weight {outcome.weight} counts as {self._heaviest}, {WEIGHT_CAP} times the median of the "
-                "replies; run.max_weight sets another limit"
-            )
-            outcome.weight = self._heaviest
+        outcome = self._capped(party, outcome, payload)
         share = self._accept(party, outcome.weight)
         self._measure(party, outcome.metrics, share)
         if not self._summed:
@@ -153,6 +151,26 @@ class ReplyCombiner:
         if not self._summed:
             return
         self._keep_largest({name: value.clone() for name, value in outcome.maxima.items()})
+
+    def _capped(self, party: int, reply: Reply, payload: Payload) -> Reply:
+        """A reply that counts for at most `heaviest` samples."""
+        most = self._heaviest
+        sums = self._summed and any(not bound.per_party for bound in self.op.per_sample.values())
+        if most is None or (self._summed and self.ask.uniform and not sums):  # all weights are 1
+            return reply
+        samples = self.op.stated_samples(reply, payload) if sums else reply.weight
+        if samples <= most:
+            return reply
+        limit = f"{WEIGHT_CAP} times the median of the replies; run.max_weight sets another limit"
+        if not sums:
+            self.record.capped[party] = f"its weight {samples} counts as {most}, {limit}"
+            reply.weight = most
+            return reply
+        numerator, shift = share_of(samples, most)
+        factor = math.ldexp(numerator, -shift)
+        self.record.capped[party] = f"its sums over {samples} samples count {factor:.4g} times, as {most}, {limit}"
+        self._rescaled = True
+        return Reply(rescaled(reply.tensors, self.op.per_sample, samples, most), most, reply.maxima, reply.metrics)
 
     def _keep_largest(self, maxima: Mapping[str, Tensor]) -> None:
         for name, value in maxima.items():
@@ -290,7 +308,7 @@ class ReplyCombiner:
         return Reduced(self._sums(), self._weight, self._count, self._maxima, metrics)
 
     def _sums(self) -> Mapping[str, Tensor]:
-        if self._stored and not self._partials:
+        if self._stored and not self._partials and not self._rescaled:
             return StoredSums(self._stored, type(self._total))
         for reply, share in self._stored:
             self._total.add(reply.tensors, share)

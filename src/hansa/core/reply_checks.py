@@ -16,6 +16,7 @@ from hansa.core.exact_sums import too_large
 from hansa.core.metric_ranges import COUNT, MOST, NAME, outside
 from hansa.core.norms import max_abs, norm_in_pieces, norm_over, row_norms
 from hansa.core.op import Op, PackingOp, Payload, Replies, Reply
+from hansa.core.sample_bounds import sample_fault
 from hansa.core.shapes import Shape, fits, is_open, shape_text
 
 SLACK = 1 + 1e-6  # tolerance for the rounding of sums of squares
@@ -73,15 +74,17 @@ class Rules:
     def of(self, ask: Ask) -> Rules:
         """The rules for one ask.
 
-        An ask outside the rounds has no quorum and no limits, but the smallest cohort applies; except when parties
-        describe their data, which is read one by one. An op that serves another op (`Op.serves`) has no rules: its
-        protocol knows how many replies it needs.
+        An ask outside the rounds has no quorum, and no limits except on the number of samples of a sum over samples.
+        The smallest cohort applies, except when parties describe their data, which is read one by one. An op that
+        serves another op (`Op.serves`) has no rules: its protocol knows how many replies it needs.
         """
         if ask.op is not None and ask.op.serves:
             return Rules()
         if ask.in_round:
             return self
-        return Rules(min_cohort=1 if ask.phase.startswith("describe") else self.min_cohort, exact=self.exact)
+        heaviest = self.max_weight if ask.op is not None and ask.op.per_sample else None
+        least = 1 if ask.phase.startswith("describe") else self.min_cohort
+        return Rules(min_cohort=least, exact=self.exact, max_weight=heaviest)
 
 
 def opener(op: Op) -> Op:
@@ -152,6 +155,9 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
             return f"the norm of its update, {norm:.4g}, is over the limit of {limit:.4g}"
     reason = buffer_fault(reply.tensors, reply.maxima, reply.weight, op, payload, rules.variances, rules.max_stats)
     reason = reason or beside_fault(reply.tensors, reply.weight, op, payload, limit)
+    if reason is None and op.per_sample:
+        rows = {name: tensor.unsqueeze(0) for name, tensor in reply.tensors.items()}
+        reason = sample_fault(rows, op.per_sample, [op.stated_samples(reply, payload)])
     if reason is not None:
         return reason
     if (reason := op.impossible(reply, payload)) is not None:
@@ -233,6 +239,8 @@ def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, s
     if any(limit is not None for limit in (op.longest, op.largest, rules.growth, rules.worst)):
         return False  # these limits are checked for each reply
     if type(op).impossible is not Op.impossible:
+        return False
+    if op.per_sample and sample_fault(replies.tensors, op.per_sample, weights) is not None:
         return False
     if len(payloads) > 1 and ("stats" in replies.tensors or replies.maxima or op.beside(payloads[0])):
         return False

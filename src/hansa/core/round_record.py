@@ -102,7 +102,7 @@ class Record:
     missing: dict[int, str] = field(default_factory=dict)
     rejected: dict[int, str] = field(default_factory=dict)
     declined: list[set[int]] = field(default_factory=list)  # for each ask: the missing parties that declined
-    capped: dict[int, str] = field(default_factory=dict)  # parties whose weight was reduced, with the reasons
+    capped: dict[int, str] = field(default_factory=dict)  # parties whose weight or sum was reduced, with the reasons
     bytes_down: int = 0
     bytes_up: int = 0
     metrics: dict[str, float] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.registry import Part, register
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.core.stored_rows import blocks, whole
 
 
@@ -39,7 +40,14 @@ class Preparation(Part):
 @register("column-moments")
 @dataclass(frozen=True)
 class ColumnMoments(Op):
-    """For each feature: the number of known values, and the sum and sum of squares of their distance to a point."""
+    """For each feature: the number of known values, and the sum and sum of squares of their distance to a point.
+
+    Values have no bound, nor have their sums and squares.
+    """
+
+    per_sample: ClassVar[Bounds] = {
+        "count": PerSample(), "sum": PerSample(None, signed=True), "square": PerSample(None),
+    }  # fmt: skip
 
     entries = stated(centre=Shaped(shape="sample"))
 
@@ -53,7 +61,7 @@ class ColumnMoments(Op):
             apart = torch.where(known, apart, 0.0)
             found = {"count": known.sum(0), "sum": apart.sum(0), "square": (apart**2).sum(0)}
             sums = {name: sums[name] + value if sums else value for name, value in found.items()}
-        return Reply(sums), memory
+        return Reply(sums, weight=len(x)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         shape = tuple(payload["centre"].shape)

@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from hansa.core.entries import WHOLE, Shaped, Sizes, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.core.table_layout import TableLayout
 from hansa.data.cells import CODE_BITS, NAME_BYTES
 from hansa.data.date_parts import NAMED, checked_features, number_columns
@@ -58,6 +60,7 @@ CODES = Shaped(types=WHOLE, shape=("pairs",), least=0, most=2 ** (CODE_BITS - SH
 class TableMagnitudes(Op):
     """Count the values of each number column by their power of two, so that sums can be scaled."""
 
+    per_sample: ClassVar[Bounds] = {"rows": PerSample(), "counts": PerSample(over=(-1,))}
     entries = stated(features=NAMED)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -72,7 +75,7 @@ class TableMagnitudes(Op):
             cells = (torch.frexp(known).exponent.long() - 1).clamp(-64, 63) + 64
             cells = torch.where(known == 0, torch.full_like(cells, EXPONENTS - 1), cells)
             counts[k] = torch.bincount(cells, minlength=EXPONENTS)
-        return Reply({"rows": torch.tensor(len(x)), "counts": counts}), memory
+        return Reply({"rows": torch.tensor(len(x)), "counts": counts}, weight=len(x)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"rows": ROWS, "counts": ((len(payload["features"]), EXPONENTS), torch.int64)}
@@ -92,6 +95,11 @@ class TableSums(Op):
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         _check_named(payload, sizes, "centre", "scale")
 
+    @property
+    def per_sample(self) -> Bounds:  # type: ignore[override]
+        highest = PerSample(_HI * (4 if self.squares else 2), signed=True)
+        return {"rows": PerSample(), "count": PerSample(), "hi": highest, "lo": PerSample(_LO, per_party=True)}
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, layout = coded_rows(party)
         features = checked_features(payload["features"], layout)
@@ -100,7 +108,8 @@ class TableSums(Op):
         known = ~torch.isnan(scaled)
         scaled = torch.where(known, scaled, 0.0).clamp(-2.0, 2.0)
         sums = (scaled.square() if self.squares else scaled).sum(0)
-        return Reply({"rows": torch.tensor(len(x)), "count": known.sum(0), **split_sums(sums)}), memory
+        found = {"rows": torch.tensor(len(x)), "count": known.sum(0), **split_sums(sums)}
+        return Reply(found, weight=len(x)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         shape = (len(payload["features"]),)
@@ -112,6 +121,7 @@ class TableSums(Op):
 class TableHistogram(Op):
     """Count the known values of number columns in equal cells between two bounds; values beyond go to the end cells."""
 
+    per_sample: ClassVar[Bounds] = {"counts": PerSample(over=(-1,))}
     entries = stated(features=NAMED, low=Shaped(shape=("named",)), high=Shaped(shape=("named",)))
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -128,7 +138,7 @@ class TableHistogram(Op):
             known = column[~torch.isnan(column)]
             cells = torch.floor((known - low[k]) / (high[k] - low[k]) * CELLS).clamp(0, CELLS - 1)
             counts[k] = torch.bincount(cells.long(), minlength=CELLS)
-        return Reply({"counts": counts}), memory
+        return Reply({"counts": counts}, weight=len(x)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"counts": ((len(payload["features"]), CELLS), torch.int64)}
@@ -178,6 +188,7 @@ class TableCategories(Op):
 
     shift: int
     bits: int
+    per_sample: ClassVar[Bounds] = {"rows": PerSample(), "counts": PerSample(over=(-1,))}
     entries = stated(column=CODES, prefix=CODES)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -199,7 +210,7 @@ class TableCategories(Op):
             cells = (codes[here] >> self.shift) & (2**self.bits - 1)
             flat = np.bincount(at[here] * 2**self.bits + cells, minlength=len(rows) * 2**self.bits)
             counts[rows] = flat.reshape(len(rows), -1)
-        return Reply({"rows": torch.tensor(len(x)), "counts": torch.from_numpy(counts)}), memory
+        return Reply({"rows": torch.tensor(len(x)), "counts": torch.from_numpy(counts)}, weight=len(x)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"rows": ROWS, "counts": ((len(payload["prefix"]), 2**self.bits), torch.int64)}
@@ -213,6 +224,9 @@ class TableNames(Op):
     Divided by the sum of these numbers, the sum of the bytes is the text, which all holders share.
     """
 
+    per_sample: ClassVar[Bounds] = {
+        "weights": PerSample(WEIGHT, per_party=True), "letters": PerSample(255 * WEIGHT, per_party=True),
+    }  # fmt: skip
     entries = stated(column=CODES, prefix=CODES)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:

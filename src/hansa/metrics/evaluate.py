@@ -15,6 +15,7 @@ from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.op import Memory, Party, Payload, Replies, Reply, Shape
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build, register
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.metrics.metric import Metric, gap
 from hansa.metrics.predictions import Predictions
 
@@ -32,7 +33,8 @@ class EvaluateMetrics(Evaluate):
 
     `classes` is the number of classes, 0 for numbers. A group of samples by a column may have too few samples for the
     party's policy. Then the party sends no counts of groups by that column: with all groups but one, the last would
-    follow from the counts of all samples.
+    follow from the counts of all samples. Errors have no bound, and a sample may have any number of targets: `fault`
+    compares the counts of a reply with each other.
     """
 
     metrics: tuple[Metric, ...] = ()
@@ -98,6 +100,10 @@ class EvaluateMetrics(Evaluate):
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {name: (shape, torch.float64) for name, shape in self._shapes.items()}
+
+    @cached_property
+    def per_sample(self) -> Bounds:  # type: ignore[override]
+        return dict.fromkeys(self._shapes, PerSample(None, signed=True))
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:

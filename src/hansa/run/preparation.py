@@ -14,6 +14,7 @@ from hansa.core.op import DataOp
 from hansa.core.runtime import Abort, Attend, Request
 from hansa.data.prepare import Preparation
 from hansa.report.diagnosis import grouped
+from hansa.run import party_fields
 from hansa.run.exchanges import Exchanges
 
 log = logging.getLogger("hansa")
@@ -127,3 +128,6 @@ class PreparationLearner:
         self.left_out |= self.exchanges.reasons()
         if self.left_out:
             log.warning("the preparation was learned without some parties: %s", grouped(self.left_out))
+        least, name = self.exchanges.run.min_cohort, self.exchanges.holdings.name
+        if capped := party_fields.refusals(self.exchanges.record, least, name).get("capped"):
+            log.warning("the preparation counts the sums of some parties in part: %s", grouped(capped))

@@ -6,7 +6,7 @@ import logging
 import math
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from hansa.core.algorithm import Problem
@@ -14,9 +14,11 @@ from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
+from hansa.core.norms import max_abs
 from hansa.core.objective import Objective
 from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import Part
+from hansa.core.sample_bounds import Bounds, largest_entry, rescaled
 from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Numbers, SumLayout, WideFixedPoint, sum_width
 
 log = logging.getLogger("hansa")
@@ -57,6 +59,7 @@ class Encoded(Wrapper):
     label: str = ""  # of the sum within its round: different labels draw different random numbers
     measures: ClassVar[frozenset[str] | None] = frozenset()
     update: ClassVar[str | None] = None
+    per_sample: ClassVar[Bounds] = {}  # nobody sees the sums
 
     def __post_init__(self) -> None:
         check_numbers("", {"range": self.range, "statistics": self.statistics}, self.bits, self.max_weight)
@@ -91,7 +94,18 @@ class Encoded(Wrapper):
         return Encoding(layout, FixedPoint(self.range, self.bits), self.parties, self.max_weight)
 
     def numbers(self, party: Party, payload: Payload, reply: Reply) -> Numbers:
-        """The inner op's reply as integers. Values that do not fit are cut off, with one warning per run."""
+        """The inner op's reply as integers. Values that do not fit are cut off, with one warning per run.
+
+        A sum over more samples than the numbers have room for is rescaled to fit first.
+        """
+        one = largest_entry(self.inner.per_sample, reply.tensors, 1)
+        if one:
+            whole = not any(tensor.is_floating_point() for tensor in reply.tensors.values())
+            room = 2.0 ** (self.bits - 1) - 1 if whole else self.range
+            limit = max(1, int(room / one))
+            if reply.weight > limit and max_abs(reply.tensors.values()) > room:
+                tensors = rescaled(reply.tensors, self.inner.per_sample, reply.weight, limit)
+                reply = replace(reply, tensors=tensors)
         secret = party.private("encode", self.label) if self.stochastic or self.noise else b""
 
         def tell(sentence: str) -> None:
@@ -115,8 +129,10 @@ class Channel(Part):
     (FedNova's tau, control variates, metrics) are at most `statistics` in absolute value; their precision does not
     depend on `bits`. `max_weight` is the largest weight (number of samples) of a party. Metrics of an evaluation are
     weighted by the number of test samples. Sums that are not updates (counts, moments) give all parties the same
-    weight, and their numbers are at most `statistics`. Larger values are cut off there, with a warning that names the
-    setting. Replies that declare their largest value (FedMD's scores) have that range in place of `range`.
+    weight. Their numbers are at most what `max_weight` samples add up to, and `statistics` where one sample has no
+    bound. A party with more samples rescales its sums to fit. Other values that are larger are cut off, with a warning
+    that names the setting. Replies that declare their largest value (FedMD's scores) have that range in place of
+    `range`.
 
     `against` is the worst aggregator that the sum withstands with its default settings, LYING or CURIOUS.
     """
@@ -180,7 +196,13 @@ class Channel(Part):
             regime = {"range": self.range, "bits": bits, "max_weight": self.max_weight, "stochastic": False}
         elif ask.op.update is None:
             bits = min(53, self.widest - math.ceil(math.log2(parties)))
-            regime = {"range": self.statistics, "bits": bits, "max_weight": 1, "stochastic": False}
+            largest, types = self.statistics, {dtype for _, dtype in ask.op.expects(ask.payload).values()}
+            room = largest_entry(ask.op.per_sample, ask.op.expects(ask.payload), self.max_weight)
+            if room and any(dtype.is_floating_point for dtype in types):
+                largest = min(largest, room)
+            elif room:  # of whole numbers, the bits are the range
+                bits = min(bits, math.ceil(room).bit_length() + 1)
+            regime = {"range": largest, "bits": bits, "max_weight": 1, "stochastic": False}
         else:
             weight = 1 if ask.uniform else self.max_weight
             largest = self.range if ask.op.largest is None else ask.op.largest

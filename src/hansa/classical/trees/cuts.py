@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from hansa.core.errors import DataError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 
 
 @register("category-counts")
@@ -27,6 +29,7 @@ class CategoryCounts(Op):
 
     features: tuple[int, ...] = ()
     categories: int = 256
+    per_sample: ClassVar[Bounds] = {"counts": PerSample(over=(-1,))}
     entries = stated()
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -43,13 +46,10 @@ class CategoryCounts(Op):
             listed = (column >= 0) & (column < self.categories) & (column == np.floor(column))
             row[:-1] = torch.from_numpy(np.bincount(column[listed].astype(np.int64), minlength=self.categories))
             row[-1] = int((~listed).sum())
-        return Reply({"counts": counts}), memory
+        return Reply({"counts": counts}, weight=len(rows)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"counts": ((len(self.features), self.categories + 1), torch.int64)}
-
-    def impossible(self, reply: Reply, payload: Payload) -> str | None:
-        return "it has negative counts" if bool((reply.tensors["counts"] < 0).any()) else None
 
 
 @register("beyond-edges")
@@ -57,6 +57,7 @@ class CategoryCounts(Op):
 class BeyondEdges(Op):
     """For each edge, whether the party has a finite value above the edge; and for `below`, one under it."""
 
+    per_sample: ClassVar[Bounds] = {"below": PerSample(per_party=True), "above": PerSample(per_party=True)}
     entries = stated(low=Shaped(shape=("features", None)), high=Shaped(shape=("features", None)))
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
@@ -71,10 +72,6 @@ class BeyondEdges(Op):
     def expects(self, payload: Payload) -> dict[str, Shape]:
         pairs = {"below": payload["low"], "above": payload["high"]}
         return {name: (tuple(edges.shape), torch.int64) for name, edges in pairs.items()}
-
-    def impossible(self, reply: Reply, payload: Payload) -> str | None:
-        wrong = any(bool(((part < 0) | (part > 1)).any()) for part in reply.tensors.values())
-        return "it has numbers other than 0 and 1" if wrong else None
 
 
 async def extents(fed: Federation, features: int) -> tuple[Tensor, Tensor]:

@@ -135,7 +135,7 @@ class SumsAsker:
         each = {int(party): {"points": number} for party, number in self.points.items()}
         got = await self.fed.reduce(self.op, payload, uniform=True, each=each)
         found: Array = got.sums["sums"].cpu().numpy()
-        why = self.op.contradiction(found, payload, 2**46)
+        why = self.op.contradiction(found, payload, 2**46, got.count)
         if why is not None:
             raise RoundAborted(f"the sums of the parties are impossible ({why}): some party sent wrong numbers")
         self.answered(got)

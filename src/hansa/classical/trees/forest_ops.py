@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from hansa.core.entries import Sizes, check_size, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 
 Array = np.ndarray[Any, Any]
 MOST_TREES = 2**14
@@ -140,6 +141,7 @@ class GrowForest(ForestSums):
     max_depth: int = 6
     min_samples: int = 1
     columns: int = 1
+    per_sample: ClassVar[Bounds] = {}  # trees are no sums
     entries = stated(bins=BINS)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -207,6 +209,15 @@ class OutOfBag(ForestSums):
             raise PartyError(f"malformed ask: it should have {self.first} trees of {self.outputs} outputs")
         return trees
 
+    @property
+    def per_sample(self) -> Bounds:  # type: ignore[override]
+        return {"errors": PerSample(self._most), "count": PerSample()}
+
+    @property
+    def _most(self) -> int:
+        """The largest error of a sample."""
+        return 1 if self.classes else 4 << HELD_BITS
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("statistics")
         bins = Bins.of(payload["bins"], math.prod(x.shape[1:]))
@@ -231,7 +242,7 @@ class OutOfBag(ForestSums):
             errors = (found.argmax(1) != labels[voted]).sum()
         else:
             apart = (found[:, 0] - (labels[voted] - self.centre)) / self.bound
-            errors = np.rint(np.minimum(apart**2, 4.0) * 2.0**HELD_BITS).sum()
+            errors = np.rint(np.minimum(apart**2 * 2.0**HELD_BITS, self._most)).sum()
         kept = {VOTES: torch.from_numpy(votes), SEEN: torch.tensor(self.first), DATA: torch.tensor(own.digest)}
         tensors = {"errors": torch.tensor(int(errors)), "count": torch.tensor(int(voted.sum()))}
         return Reply(tensors, weight=len(labels)), {**memory, **kept}
@@ -241,10 +252,7 @@ class OutOfBag(ForestSums):
 
     def impossible(self, reply: Reply, payload: Payload) -> str | None:
         errors, count = int(reply.tensors["errors"]), int(reply.tensors["count"])
-        most = count if self.classes else count * 4 << HELD_BITS
-        if not 0 <= count <= reply.weight or not 0 <= errors <= most:
-            return "it has more errors than samples, or more samples than the party has"
-        return None
+        return "it has more errors than samples" if errors > count * self._most else None
 
 
 def mean_value(rule: SplitRule, sums: Array) -> Array:

@@ -61,13 +61,18 @@ def rounded(values: Array, bound: float, bits: int) -> Array:
     return np.rint(np.clip(values / bound, -1.0, 1.0) * 2.0**bits)
 
 
+def most_loss(loss: str) -> int:
+    """The largest loss of a sample, in units of 2^-HELD_BITS."""
+    return (16 if loss == "squared" else 64) << HELD_BITS
+
+
 def losses(loss: str, margins: Array, y: Array, bound: float) -> Array:
     """The loss of each sample, as whole numbers in units of 2^-HELD_BITS (times bound^2 for squared errors)."""
     if loss == "squared":
-        each = np.minimum(((margins[:, 0] - y) / bound) ** 2, 16.0)
+        each = ((margins[:, 0] - y) / bound) ** 2
     elif loss == "logistic":
         sign = np.where(y == 1, 1.0, -1.0)
-        each = np.minimum(np.logaddexp(0.0, -sign * margins[:, 0]), 64.0)
+        each = np.logaddexp(0.0, -sign * margins[:, 0])
     else:
-        each = np.minimum(-np.log(np.maximum(probabilities(loss, margins)[np.arange(len(y)), y], 1e-300)), 64.0)
-    return np.rint(each * 2.0**HELD_BITS).astype(np.int64)
+        each = -np.log(np.maximum(probabilities(loss, margins)[np.arange(len(y)), y], 1e-300))
+    return np.rint(np.minimum(each * 2.0**HELD_BITS, most_loss(loss))).astype(np.int64)

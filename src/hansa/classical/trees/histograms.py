@@ -18,6 +18,7 @@ from hansa.core.entries import WHOLE, Entries, Number, Shaped, Sizes, check_size
 from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.core.stopping import go_on
 
 Array = np.ndarray[Any, Any]
@@ -83,6 +84,12 @@ class TreeOp(Op):
         """The largest absolute gradient and the largest second derivative of a sample, as whole numbers."""
         raise TypeError(f"the op {self.name!r} does not define highest")
 
+    @property
+    def per_sample(self) -> Bounds:  # type: ignore[override]
+        first, second = self.highest
+        most = [first] * self.outputs + [second] * (not self.constant) + [1]
+        return {"sums": PerSample(torch.tensor(most)[:, None], signed=True)}
+
     def expects(self, payload: Payload) -> dict[str, Shape]:
         widths = _widths(payload)
         size = len(_slots(payload)), self.rows, int(widths.sum())
@@ -124,12 +131,15 @@ class TreeOp(Op):
         sums = reply.tensors.get("sums")
         return None if sums is None else self.contradiction(sums.cpu().numpy(), payload, reply.weight)
 
-    def contradiction(self, sums: Array, payload: Payload, samples: int) -> str | None:
-        """Why sums over at most this many samples are impossible, or None."""
+    def contradiction(self, sums: Array, payload: Payload, samples: int, parties: int = 0) -> str | None:
+        """Why sums over at most this many samples are impossible, or None.
+
+        The totals of features may differ by the rounding of the sums of `parties`, which may have been rescaled.
+        """
         widths = _widths(payload)
         counts, (first, second) = sums[:, -1], self.highest
-        if counts.size and (counts.min() < 0 or counts.sum(1).max() > samples * len(widths)):
-            return "it has negative counts, or counts more samples than the party has"
+        if counts.size and counts.min() < 0:
+            return "it has negative counts"
         if bool((np.abs(sums[:, : self.outputs]) > first * counts[:, None]).any()):
             return "it has sums of gradients that its counts do not allow"
         if not self.constant and bool(((sums[:, -2] < 0) | (sums[:, -2] > second * counts)).any()):
@@ -137,8 +147,11 @@ class TreeOp(Op):
         edges = np.concatenate([[0], np.cumsum(widths)])[:-1].astype(np.int64)
         if sums.size:
             totals = np.add.reduceat(sums, edges, axis=2)
-            if bool((totals != totals[:, :, :1]).any()):
+            if bool((np.abs(totals - totals[:, :, :1]) > parties * widths.max()).any()):
                 return "the totals of its sums differ between features"
+            trees = _slots(payload)[:, 0] if "slots" in payload else np.arange(len(sums))  # a tree's nodes are disjoint
+            if np.bincount(trees - trees.min(), totals[:, -1, 0]).max() > samples:
+                return "it counts more samples than the party has"
         return None
 
 
@@ -220,6 +233,11 @@ class GradientHistograms(TreeOp):
     @property
     def highest(self) -> tuple[int, int]:
         return 2**self.bits, 2**self.bits
+
+    @property
+    def per_sample(self) -> Bounds:  # type: ignore[override]
+        most = losses_of.most_loss(self.loss)
+        return {**super().per_sample, "loss": PerSample(most), "held": PerSample()}
 
     def _check(self) -> None:
         sound = self.loss in losses_of.LOSSES and 0 <= self.classes <= 2**15 and 0 < self.bound < 2.0**100

@@ -10,17 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.classical.trees.histograms import GradientHistograms, _slots, _widths
+from hansa.classical.trees.histograms import GradientHistograms
 from hansa.core.budget import Budget, Release
 from hansa.core.entries import extended
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.kernel.discrete_gaussian import SIGMAS as LARGEST
 from hansa.kernel.discrete_gaussian import discrete_gaussian
 
 Array = np.ndarray[Any, Any]
 SIGMAS = (0.3, 1e3)
+NOISE = 8  # standard deviations that noise does not pass
 
 
 @register("private-histograms")
@@ -31,7 +33,8 @@ class PrivateHistograms(GradientHistograms):
     A sample is in one node of each tree of the ask and in one bin of each feature. There it adds at most 1 to the sum
     of gradients, 1/4 to that of second derivatives and 1 to the count. So a sample changes all sums of an ask together
     by at most sqrt(trees * features * (1 + 1/16 + 1)) in the Euclidean norm, which is the sensitivity. Each ask is one
-    release. Parties send neither their number of samples nor losses of held-out samples.
+    release. Parties send neither their number of samples nor losses of held-out samples. Noise has no bound, so a reply
+    states the number of samples that its largest number needs, or that noise alone may seem to need.
     """
 
     sigma: float = 1.0
@@ -39,6 +42,7 @@ class PrivateHistograms(GradientHistograms):
     delta: float = 1e-5
     ask: int = 0  # the number of the ask in its round: asks draw different noise
     measures: ClassVar[frozenset[str] | None] = frozenset({"epsilon"})
+    per_sample: ClassVar[Bounds] = {"sums": PerSample(None, signed=True)}
     entries = extended(GradientHistograms.entries, "points")  # surrogates depend on all samples: another sensitivity
 
     @property
@@ -61,8 +65,7 @@ class PrivateHistograms(GradientHistograms):
                 "it counts small groups of rows with others (min_rows), by which a row changes the sums of many; use "
                 "either min_rows or noise"
             )
-        widths, slots = _widths(payload), _slots(payload)  # checked before a sample is read
-        deviation = self.sigma * math.sqrt(len(np.unique(slots[:, 0])) * len(widths) * (1 + 1 / 16 + 1))
+        deviation = self._deviation(payload)  # checked before a sample is read
         if deviation * 2.0**self.bits > LARGEST[1]:
             raise PartyError("private-histograms: the noise is too large for such fine numbers; lower sigma or bits")
         reply, memory = super().run(party, payload, memory)
@@ -82,11 +85,24 @@ class PrivateHistograms(GradientHistograms):
         counts = (found >= 0) & (found < self.classes)
         return np.where(counts, found, 0), counts
 
+    def _deviation(self, payload: Payload) -> float:
+        """The standard deviation of the noise, in samples."""
+        trees = len(np.unique(payload["slots"][:, 0].cpu().numpy()))
+        return self.sigma * math.sqrt(trees * len(payload["features"]) * (1 + 1 / 16 + 1))
+
+    def stated_samples(self, reply: Reply, payload: Payload) -> int:
+        sums, hidden = reply.tensors.get("sums"), NOISE * self._deviation(payload)
+        if sums is None or not sums.numel() or sums.shape[1:2] != (3,):
+            return reply.weight
+        units = torch.tensor([2.0**self.bits, 2.0 ** (self.bits - 2), 1.0], dtype=torch.float64)
+        largest = sums.abs().amax((0, 2)).cpu() / units
+        return math.ceil(max(1.0, hidden, float(largest.max())))
+
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {name: shape for name, shape in super().expects(payload).items() if name == "sums"}
 
     def points(self, payload: Payload) -> int:
         return 0
 
-    def contradiction(self, sums: Array, payload: Payload, samples: int) -> str | None:
+    def contradiction(self, sums: Array, payload: Payload, samples: int, parties: int = 0) -> str | None:
         return None  # noise makes counts negative, and totals of features differ

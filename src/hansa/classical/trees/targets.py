@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.sample_bounds import Bounds, PerSample
 
 Array = np.ndarray[Any, Any]
 LOWEST, HIGHEST = -100, 100  # powers of 2 that bound targets
@@ -33,6 +34,10 @@ class TargetRange(Op):
 
     centre: float = 0.0
     power: int = HIGHEST
+    per_sample: ClassVar[Bounds] = {
+        "places": PerSample(over=(-1,), per_party=True), "sum": PerSample(2**MEAN_BITS, signed=True),
+        "count": PerSample(),
+    }  # fmt: skip
     entries = stated()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
@@ -42,14 +47,14 @@ class TargetRange(Op):
         places = torch.zeros(HIGHEST - LOWEST + 1, dtype=torch.int64)
         places[_power(y) - LOWEST] = 1
         total = torch.tensor(_total(y, self.power))
-        return Reply({"places": places, "sum": total, "count": torch.tensor(len(y))}), memory
+        return Reply({"places": places, "sum": total, "count": torch.tensor(len(y))}, weight=len(y)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {"places": ((HIGHEST - LOWEST + 1,), torch.int64), "sum": ((), torch.int64), "count": ((), torch.int64)}
 
     def impossible(self, reply: Reply, payload: Payload) -> str | None:
-        places, count = reply.tensors["places"], int(reply.tensors["count"])
-        if int(places.sum()) != 1 or int(places.min()) < 0 or count < 1:
+        count = int(reply.tensors["count"])
+        if int(reply.tensors["places"].sum()) != 1 or count < 1:
             return "it must have one power of 2 and at least one sample"
         return "its sum is beyond its samples" if abs(int(reply.tensors["sum"])) > count << MEAN_BITS else None
 

@@ -29,7 +29,7 @@ from hansa.core.op import DataOp, Op, Payload, Reply
 from hansa.core.partial_sums import PartialSum, unsuitable
 from hansa.core.relay import SESSION, conversation, relay, session_bytes
 from hansa.core.replies import WEIGHT_CAP, arrive, combine, expected_size
-from hansa.core.reply_checks import Rules, received
+from hansa.core.reply_checks import Rules, opener, received
 from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Commit, Flight, Open, Request, Tickets, complete
 from hansa.core.session_op import SessionOp
@@ -318,16 +318,18 @@ class NetworkRuntime:
         return dataclasses.replace(rules, growth=LARGE, max_stats=rules.max_stats or FAR)
 
     def _heaviest(self, ask: Ask, blobs: Mapping[int, str]) -> int | None:
-        """The greatest weight with which a reply to an ask counts: a multiple of the median weight of its members
-        (`blobs`: that of each). It depends only on the members. None where the run sets `max_weight` itself, or where
-        there are fewer than two replies."""
+        """The greatest weight (number of samples) with which a reply to an ask counts: a multiple of the median of its
+        members (`blobs`: that of each). It depends only on the members. None where the run sets `max_weight` itself, or
+        where there are fewer than two replies."""
         if not self._capped(ask):
             return None
+        assert ask.op is not None
         weights, stored = [], StoredReplies(self.blobs.path)
         for party, digest in blobs.items():
             with contextlib.suppress(DataError, OSError):  # reported when the reply is read to be fused
                 reply = stored.read(party, digest)
-                weights += [] if isinstance(reply, PartialSum) else [reply.weight]  # relays sum where there is no cap
+                if not isinstance(reply, PartialSum):  # relays sum where there is no cap
+                    weights.append(opener(ask.op).stated_samples(reply, ask.payload_of(party)))
         return WEIGHT_CAP * statistics.median_low(weights) if len(weights) > 1 else None
 
     def _offers(self, ask: Ask, parties: Sequence[int], session: Mailboxes | None = None,
@@ -375,7 +377,8 @@ class NetworkRuntime:
     def _capped(self, ask: Ask) -> bool:
         """Whether the weight of a reply is capped at a multiple of the median weight."""
         assert ask.op is not None
-        return not (ask.op.serves or isinstance(ask.op, DataOp) or (ask.in_round and self.rules.max_weight is not None))
+        limited = self.rules.max_weight is not None and (ask.in_round or bool(ask.op.per_sample))
+        return not (ask.op.serves or isinstance(ask.op, DataOp) or limited)
 
     def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Check]:
         """The most bytes of a party's reply, and the check that says why a reply must not be fused."""
