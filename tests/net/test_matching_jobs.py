@@ -69,7 +69,7 @@ def test_a_deployed_matching_has_the_rows_of_its_simulation_and_the_aggregator_s
         return append(self, owner, digest, at, data, limit)
 
     def encoded(tree: Any, *more: Any, **given: Any) -> bytes:
-        if isinstance(tree, dict) and set(tree) in ({"points"}, {"asked", "own"}):
+        if isinstance(tree, dict) and set(tree) in ({"points", "commitments"}, {"asked", "own"}):
             sent.extend(tensor.numpy().tobytes()[:32] for tensor in tree.values())
         return seal(tree, *more, **given)
 
@@ -78,7 +78,7 @@ def test_a_deployed_matching_has_the_rows_of_its_simulation_and_the_aggregator_s
     join(league)
     check(league, league.ended(submit(league)))
     received = b"".join(uploads)
-    assert len(received) > 3 * 40 * 32 and len(sent) == 2 + 4  # the points of two asks and two answers
+    assert len(received) > 3 * 40 * 32 and len(sent) == 4 + 4  # two tensors per ask and per answer
     assert b"person" not in received and not any(point in received for point in sent)
 
 
@@ -116,6 +116,19 @@ def test_a_party_refuses_a_matching_with_more_people_than_its_owner_allows(found
 
 
 LINKAGE = {"name": "linkage", "threshold": 1.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["psi", LINKAGE])
+def test_a_party_refuses_a_matching_with_fewer_people_than_its_owner_requires(
+    found: Callable[..., League], algorithm: Any
+) -> None:
+    league = found()
+    join(league, lambda name: "matches = 9\nfuzzy = true" + ("\nmin_matches = 21" if name == "cid" else ""))
+    done = league.ended(submit(league, algorithm))
+    assert {name for line in done["rounds"] for name in line.get("missing", {})} == {"cid"}
+    assert not any("common" in line for line in done["rounds"])
+    assert "rows" not in memory(league, "cid", done["id"])
 
 
 def test_a_deployed_linkage_has_the_rows_of_its_simulation(found: Callable[..., League]) -> None:

@@ -53,6 +53,9 @@ def test_logarithms_are_found_on_both_sides_up_to_their_limit(monkeypatch: pytes
         assert logarithm(inner_products._generated(number)) == number
     with pytest.raises(DataError, match="over 16384"):
         logarithm(inner_products._generated(2**17))
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=r"over 1000, the largest that can be found"):
+        logarithm(inner_products._generated(2**20), 1000)
 
 
 def test_only_points_of_the_group_are_valid() -> None:

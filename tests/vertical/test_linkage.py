@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from hansa.core.entries import refuses_payload
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.gateway import SampleGateway, TableRows
 from hansa.core.objective import Objective
-from hansa.core.op import Party
+from hansa.core.op import Party, Vault
 from hansa.vertical import bloom
 from hansa.vertical.linkage import LinkFilters, LinkRows
 
@@ -104,6 +104,26 @@ def test_a_party_checks_the_places_that_it_is_sent(places: Any) -> None:
             LinkRows().run(party(), payload, dict(MEMORY))
     _, memory = LinkRows().run(party(), {"train": torch.tensor([2, 0]), "test": NONE}, dict(MEMORY))
     assert memory["rows"].tolist() == [1, 2]
+
+
+def test_a_party_accepts_one_set_of_people_per_job_and_as_many_as_its_owner_requires() -> None:
+    """The aggregator chooses the rows: two sets that differ by one person would reveal the rows of this person."""
+
+    class Once(Vault):
+        answered: ClassVar[dict[str, str]] = {}
+
+        def once(self, name: str, digest: str) -> None:
+            if self.answered.setdefault(name, digest) != digest:
+                raise PartyError(f"answered {name} before")
+
+    one = party()
+    one.vault, one.min_matches = Once(), 2
+    for _ in range(2):
+        LinkRows().run(one, {"train": torch.tensor([2, 0]), "test": NONE}, dict(MEMORY))
+    with pytest.raises(PartyError, match="answered the matching of its rows before"):
+        LinkRows().run(one, {"train": torch.tensor([2, 0, 1]), "test": NONE}, dict(MEMORY))
+    with pytest.raises(PartyError, match="fewer people are common than its policy requires"):
+        LinkRows().run(one, {"train": torch.tensor([2]), "test": NONE}, dict(MEMORY))
 
 
 def test_filters_need_a_key_of_this_matching() -> None:

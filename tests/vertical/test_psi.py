@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from hansa.core.op import Memory, Party, Payload, Vault
 from hansa.core.route_op import Message
 from hansa.secure.byte_tensors import as_bytes, split
 from hansa.vertical import PSI, aligned, counted, psi_group
-from hansa.vertical.psi_ops import PsiAlign, PsiAnswer, PsiAsk, PsiCount, PsiSize, people_of
+from hansa.vertical.psi_ops import PsiAlign, PsiAnswer, PsiAsk, PsiCount, PsiSize, accept, people_of
 
 pytest.importorskip("rbcl")
 OBJECTIVE = Objective(None, "cross_entropy", 2)
@@ -162,7 +163,8 @@ class Transcript:
         monkeypatch.setattr(op, "receive", receive)
 
     def points(self) -> list[bytes]:
-        tensors = [tensor for *_, message in self.messages for name, tensor in message.items() if name != "common"]
+        points = ("points", "asked", "own")
+        tensors = [tensor for *_, message in self.messages for name, tensor in message.items() if name in points]
         return [point for tensor in tensors for point in split(as_bytes(tensor), 32)]
 
 
@@ -251,12 +253,12 @@ def test_invalid_points_are_refused(how: str) -> None:
     lie = {**own, "psi.asked": invalid(own["psi.asked"], how)}
     if how == "twice":
         with pytest.raises(PartyError, match=r"the message of party 0 has a point twice"):
-            PsiAsk().receive(other, PAYLOAD, {0: {"points": lie["psi.asked"]}}, {})
+            PsiAsk().receive(other, PAYLOAD, {0: {"points": lie["psi.asked"], "commitments": own["psi.committed"]}}, {})
     else:
         with pytest.raises(PartyError, match=REASONS[how]):
             PsiAnswer().send(other, PAYLOAD, (0,), lie)
     answer = PsiAnswer().send(other, PAYLOAD, (0,), own)[0][0]
-    for name in ("asked", "own") if how == "twice" else ("own",):
+    for name in ("asked", "own") if how == "twice" else ("asked",):  # an invalid point of its own matches nobody
         with pytest.raises(PartyError, match=REASONS[how]):
             PsiAnswer().receive(leader, PAYLOAD, {1: {**answer, name: invalid(answer[name], how)}}, memory)
 
@@ -269,7 +271,7 @@ def test_an_answer_goes_to_the_party_that_asked_and_comes_from_the_party_that_wa
     with pytest.raises(PartyError, match="party 2 answers in place of another party"):
         PsiAnswer().receive(leader, PAYLOAD, {2: answer[0]}, memory)
     with pytest.raises(PartyError, match="party 2 names the common people in place of another party"):
-        PsiAlign().receive(other, PAYLOAD, {2: {"common": torch.ones(4, dtype=torch.bool)}}, own)
+        PsiAlign().receive(other, PAYLOAD, {2: {}}, own)
     with pytest.raises(PartyError, match="matched with one party at a time, not with 2"):
         PsiAsk().receive(other, PAYLOAD, {0: answer[0], 2: answer[0]}, {})
 
@@ -291,7 +293,7 @@ class OnceVault(Vault):
 
     def once(self, name: str, digest: str) -> None:
         if self.answered.setdefault(name, digest) != digest:
-            raise PartyError("answers it only once")
+            raise PartyError(f"the party has answered {name} before, for different content, and answers it only once")
 
 
 @pytest.mark.parametrize("op", [PsiAnswer(), PsiCount()])
@@ -314,6 +316,168 @@ def test_a_leader_compares_its_people_with_those_of_a_party_once_per_reading_of_
     op.receive(leader, PAYLOAD, {1: answers[1]}, renewed)
 
 
+# A leader that lies about common people
+
+
+def answers(ids: Sequence[Any], *sets: Sequence[Any], vault: Vault | None = None,
+            round: int = 0) -> tuple[Payload, Party, Memory, list[tuple[Party, Memory]]]:  # fmt: skip
+    """A leader with these ids that has the answers of other parties, and these parties, with their memories."""
+    payload: Payload = {"sizes": {str(number): len(each) for number, each in enumerate((ids, *sets))}}
+    leader, memory, others = party(0, ids), Memory(), list[tuple[Party, Memory]]()
+    for number, own in enumerate(sets, 1):
+        other = party(number, own)
+        other.round, other.vault = round, vault or other.vault
+        messages, memory = PsiAsk().send(leader, payload, (number,), memory)
+        _, kept = PsiAsk().receive(other, payload, {0: messages[number]}, {})
+        answer, kept = PsiAnswer().send(other, payload, (0,), kept)
+        _, memory = PsiAnswer().receive(leader, payload, {number: answer[0]}, memory)
+        others.append((other, kept))
+    return payload, leader, memory, others
+
+
+def only_these(memory: Memory, ids: Sequence[Any], chosen: Sequence[Any]) -> Memory:
+    """The memory of a leader that leaves out common people, or adds people to them."""
+    return {**memory, "psi.common": torch.tensor([person in chosen for person in ids])}
+
+
+def claims(payload: Payload, leader: Party, memory: Memory, others: list[tuple[Party, Memory]],
+           tamper: Any = dict) -> list[list[int]]:  # fmt: skip
+    """The rows that the other parties keep after the leader's claims."""
+    messages, _ = PsiAlign().send(leader, payload, tuple(other.id for other, _ in others), memory)
+    kept = [PsiAlign().receive(other, payload, {0: tamper(messages[other.id])}, own)[1] for other, own in others]
+    return [sorted(memory["rows"].tolist()) for memory in kept]
+
+
+def test_a_leader_proves_that_it_named_common_people_before() -> None:
+    ids, sets = [1, 2, 3, 4, 5], [[9, 5, 2, 3], [3, 8, 5, 7, 6]]
+    assert claims(*answers(ids, *sets)) == [[1, 3], [0, 2]]  # 3 and 5
+
+
+def moved(places: Tensor, number: int) -> Tensor:
+    """The places with another number at the first person that is claimed."""
+    places = places.clone()
+    places[(places >= 0).nonzero()[0]] = number
+    return places
+
+
+LIES = {
+    "a person whom it does not have": lambda own: {**own, "places": own["places"].masked_fill(own["places"] < 0, 0)},
+    "another person": lambda own: {name: tensor.roll(1, 0) for name, tensor in own.items()},
+    "by another commitment": lambda own: {**own, "places": moved(own["places"], int(own["places"].max() + 1) % 3)},
+    "by no commitment": lambda own: {**own, "places": moved(own["places"], 3)},
+    "by a negative number": lambda own: {**own, "places": moved(own["places"], -2)},
+    "without the nonces": lambda own: {**own, "nonces": torch.zeros_like(own["nonces"])},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_leader_cannot_claim_people_whom_it_did_not_name_before_it_saw_the_answer(lie: str) -> None:
+    """A follower that believes the leader would be aligned to rows of the leader's choice."""
+    with pytest.raises(PartyError, match="party 0 claims people whom it did not name before it saw the answer"):
+        claims(*answers([1, 2, 3], [2, 3, 4, 5]), tamper=LIES[lie])
+
+
+def test_a_leader_cannot_claim_a_person_in_whose_place_it_sent_a_decoy() -> None:
+    """With three parties, the second follower gets no commitment to a person whom the first one lacks."""
+    ids, sets = [1, 2, 3], [[2, 3, 4], [1, 3, 5]]
+    payload, leader, memory, others = answers(ids, *sets)
+    assert claims(payload, leader, memory, others) == [[1], [1]]
+    at = memory["psi.at.2"].clone()
+    at[0] = (others[1][1]["psi.order"] == 0).nonzero()[0, 0]  # even if the leader guesses where person 1 is
+    lie = {**only_these(memory, ids, [1, 3]), "psi.at.2": at}
+    with pytest.raises(PartyError, match="party 0 claims people whom it did not name before it saw the answer"):
+        claims(payload, leader, lie, others[1:])
+
+
+def test_a_leader_claims_once_per_answer() -> None:
+    """With two claims that differ by one person, the leader would see what the rows of this person change."""
+    ids, vault = [1, 2, 3], OnceVault()
+    payload, leader, memory, others = answers(ids, [2, 3, 4, 5], vault=vault)
+    for _ in range(2):
+        assert claims(payload, leader, memory, others) == [[0, 1]]  # the same claim again, after a crash
+    with pytest.raises(PartyError, match=r"psi claim of party 0 in [0-9a-f]{64} before, for different content"):
+        claims(payload, leader, only_these(memory, ids, [2]), others)
+
+
+@pytest.mark.parametrize("lie", ["another order", "one point for all"])
+def test_a_party_cannot_make_the_leader_believe_in_people_whom_it_does_not_know(lie: str) -> None:
+    """The leader would be aligned to people whom the party lacks, and would open its commitments to them."""
+    ids, payload = list(range(20)), {"sizes": {"0": 20, "1": 10}}
+    leader, other = party(0, ids), party(1, list(range(10)))
+    messages, memory = PsiAsk().send(leader, payload, (1,), {})
+    _, own = PsiAsk().receive(other, payload, {0: messages[1]}, {})
+    answer = dict(PsiAnswer().send(other, payload, (0,), own)[0][0])
+    if lie == "another order":
+        answer["asked"] = answer["asked"].roll(1, 0)
+    else:  # multiples of one point, and the same multiples of a person whom the party knows
+        multiples = list(range(2, 22))
+        known = people_of(other, payload, {})[:1].expand(10, -1)
+        answer = {"asked": psi_group.raised(own["psi.asked"][:1].expand(20, -1), multiples),
+                  "own": psi_group.raised(known, multiples[:10])}  # fmt: skip
+    _, memory = PsiAnswer().receive(leader, payload, {1: answer}, memory)
+    assert not bool((memory["psi.at.1"][10:] >= 0).any()) and int(memory["psi.common"].sum()) <= 1
+
+
+def test_inverses_are_those_of_each_scalar() -> None:
+    secrets = psi_group.scalars(b"s" * 32, 5)
+    assert [a * b % psi_group.ORDER for a, b in zip(secrets, psi_group.inverses(secrets), strict=True)] == [1] * 5
+    assert psi_group.inverses([]) == psi_group.scalars(b"", 0) == []
+
+
+def test_a_claim_that_was_refused_cannot_be_replaced() -> None:
+    """The leader would learn in which of many places a person is, one guess after the other."""
+    honest = answers([1, 2, 3], [2, 3, 4, 5], vault=OnceVault())
+    with pytest.raises(PartyError, match="whom it did not name"):
+        claims(*honest, tamper=LIES["another person"])
+    with pytest.raises(PartyError, match=r"psi claim of party 0 in [0-9a-f]{64} before, for different content"):
+        claims(*honest)
+
+
+def test_a_party_accepts_one_set_of_people_per_job() -> None:
+    """A round that is repeated reads the ids again; the secrets are others and the people must be the same."""
+    ids, vault = [1, 2, 3], OnceVault()
+    assert claims(*answers(ids, [2, 3, 4, 5], vault=vault)) == [[0, 1]]
+    assert claims(*answers(ids, [2, 3, 4, 5], vault=vault, round=1)) == [[0, 1]]
+    payload, leader, memory, others = answers(ids, [2, 3, 4, 5], vault=vault, round=2)
+    with pytest.raises(PartyError, match="the matching of its rows before, for different content"):
+        claims(payload, leader, only_these(memory, ids, [2]), others)
+    leader.vault = OnceVault()
+    PsiAlign().send(leader, payload, (), memory)
+    with pytest.raises(PartyError, match="the matching of its rows before, for different content"):
+        PsiAlign().send(leader, payload, (), only_these(memory, ids, [2]))
+
+
+@pytest.mark.parametrize(("train", "test", "enough"), [(3, 0, True), (2, 0, False), (3, 2, False), (3, 3, True)])
+@pytest.mark.parametrize("who", ["leader", "other"])
+def test_an_owner_decides_how_many_people_must_be_common(who: str, train: int, test: int, enough: bool) -> None:
+    payload, leader, memory, others = answers(range(train + test), [*range(train + test), 100, 101])
+    one = leader if who == "leader" else others[0][0]
+    one.min_matches = 3
+    context = nullcontext() if enough else pytest.raises(PartyError, match=r"see min_matches in party\.toml")
+    with context:
+        accept(one, torch.arange(train), torch.arange(test))
+    if not test:
+        with context:
+            claims(payload, leader, memory, others)
+
+
+def test_a_party_requires_twenty_common_people_where_it_has_a_privacy_floor() -> None:
+    from hansa.net.party.policy import Floor, Policy
+
+    assert Policy().fewest_matches == 0 and Policy(privacy=Floor(secure=True)).fewest_matches == 20
+    assert Policy(min_matches=5, privacy=Floor(secure=True)).fewest_matches == 5 == Policy(min_matches=5).fewest_matches
+    with pytest.raises(ConfigError, match="min_matches must not be negative, got -1"):
+        Policy(min_matches=-1)
+
+
+def test_a_leader_and_a_party_compare_the_sizes_of_an_answer_with_those_of_the_claim() -> None:
+    _, leader, memory, others = answers([1, 2, 3], [2, 3, 4, 5])
+    with pytest.raises(PartyError, match="announces another number of people of party 1 than before"):
+        PsiAlign().send(leader, {"sizes": {"1": 2}}, (1,), memory)
+    with pytest.raises(PartyError, match="announces another number of people of party 1 than before"):
+        PsiAlign().receive(others[0][0], {"sizes": {"1": 2}}, {0: {}}, others[0][1])
+
+
 @pytest.mark.parametrize("sizes", [{"0": 3, "1": 5}, {"0": 3}, {"1": -4}, {"1": True}, {"1": "4"}, 7, None])
 def test_a_party_checks_the_announced_sizes(sizes: Any) -> None:
     _, other, _, own = asked()
@@ -333,8 +497,8 @@ def test_a_count_hides_which_people_are_common() -> None:
     ids = list(range(200))
     leader, other = party(0, ids), party(1, ids)
     payload = {"sizes": {"0": 200, "1": 200}}
-    messages, memory = PsiAsk().send(leader, payload, (1,), {})
-    _, own = PsiAsk().receive(other, payload, {0: messages[1]}, {})
+    messages, memory = PsiAsk(count=True).send(leader, payload, (1,), {})
+    _, own = PsiAsk(count=True).receive(other, payload, {0: messages[1]}, {})
     linked = PsiAnswer().send(other, payload, (0,), own)[0][0]["asked"]
     told = PsiCount().send(other, payload, (0,), own)[0][0]["asked"]
     assert set(split(as_bytes(told), 32)) == set(split(as_bytes(linked), 32))
@@ -349,14 +513,14 @@ def test_both_parties_send_their_people_in_a_secret_order() -> None:
     ids, payload = list(range(200)), {"sizes": {"0": 200, "1": 200}}
     leader, other = party(0, ids), party(1, ids)
     messages, memory = PsiAsk().send(leader, payload, (1,), {})
-    key, points = as_bytes(memory["psi.key"]), people_of(leader, payload, {})
-    in_file_order = psi_group.raised(points, key)
-    assert torch.equal(messages[1]["points"], in_file_order[memory["psi.order"]])
+    secrets, points = psi_group.scalars(as_bytes(memory["psi.key"]), 200), people_of(leader, payload, {})
+    assert torch.equal(messages[1]["points"], psi_group.raised(points[memory["psi.order"]], secrets))
+    assert len(set(secrets)) == 200
     _, own = PsiAsk().receive(other, payload, {0: messages[1]}, {})
     answer, own = PsiAnswer().send(other, payload, (0,), own)
-    raised = psi_group.raised(answer[0]["own"], key)  # equals the leader's points, raised by both secrets
-    places = psi_group.places(answer[0]["asked"], "")
-    found = [int(memory["psi.order"][places[point]]) for point in split(as_bytes(raised), 32)]
+    roots = psi_group.raised(answer[0]["asked"], psi_group.inverses(secrets))  # equal the other party's points
+    places = psi_group.places(roots, "")
+    found = [int(memory["psi.order"][places[point]]) for point in split(as_bytes(answer[0]["own"]), 32)]
     assert found == own["psi.order"].tolist()  # both hold the same people, in the same order of rows
     for order in (memory["psi.order"], own["psi.order"]):
         assert sorted(order.tolist()) == ids and int((order == torch.arange(200)).sum()) < 10

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_split import algorithm, run
 
 from hansa.core.errors import PartyError
 from hansa.core.gateway import SampleGateway, TableRows
@@ -13,6 +14,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Op, Party
 from hansa.models.dense import TwoNN
 from hansa.net.party.workload import Workload
+from hansa.vertical.modules import Piece
 from hansa.vertical.psi_ops import TEST_ROWS
 from hansa.vertical.split_ops import SplitTest, SplitTrain
 from hansa.vertical.split_sequential_ops import SplitTurns, SplitTurnsTest
@@ -30,6 +32,32 @@ TURNS: dict[str, Any] = {"server": 0, "sizes": {"1": HUGE}, "shape": [3], "outpu
 def test_announced_rows_are_bounded_before_anything_is_made_of_them(op: Op, payload: dict[str, Any]) -> None:
     """One message per batch of announced rows would fill the memory before the party counts its own rows."""
     assert "at most 1000000 steps (limits.steps in party.toml)" in str(Workload().refuses(op, 5, payload))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_network_that_diverges_is_answered_and_its_last_finite_weights_stay(dtype: Any) -> None:
+    """A refusal because numbers are not finite would be an answer about samples: the job chooses the learning rate."""
+    result = run(algorithm(dtype=dtype, lr=1e300 if dtype == "float64" else 1e30), 2)
+    assert not any("missing" in line or "empty" in line for line in result.history)
+    kept = [value for memory in result.memories.values() for value in memory.values() if value.is_floating_point()]
+    assert kept and all(bool(value.isfinite().all()) for value in kept)
+
+
+@pytest.mark.parametrize("number", [3e38, -3e38])
+def test_a_huge_number_of_another_party_is_answered_like_any_other(
+    number: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The label holder's loss would not be finite, and the label holder would be blamed for it."""
+    plain = Piece.forward
+
+    def lying(self: Piece, x: torch.Tensor, first: bool = False) -> torch.Tensor:
+        outputs = plain(self, x, first)
+        return outputs * 0 + number if self._name == "bottom 2" else outputs
+
+    monkeypatch.setattr(Piece, "forward", lying)
+    result = run(algorithm(dtype="float32"), 2)
+    assert not any("missing" in line or "empty" in line for line in result.history)
+    assert result.history[-1]["train_loss"] > 1e3
 
 
 @pytest.mark.parametrize("common, refused", [(0, False), (1, True), (4, True), (5, False)])

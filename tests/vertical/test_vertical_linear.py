@@ -32,6 +32,7 @@ from hansa.secure.additive import AdditivePrivateKey, _generator
 from hansa.secure.byte_tensors import from_rows
 from hansa.sim.engine import ReferenceEngine
 from hansa.testing import same_bits
+from hansa.vertical import linear_model
 from hansa.vertical.linear_ops import FEATURE_BITS, KEY, SCORE_BITS
 
 LOSSES = ("linear", "logistic", "svm")
@@ -240,19 +241,35 @@ def test_two_parties_cannot_have_a_coordinator() -> None:
         run(algorithm(coordinator=None), task=two)
 
 
-@pytest.mark.parametrize(("scale", "reason"), [(1e6, "a column has values over 1024"), (300.0, "a score or target is")])
-def test_numbers_beyond_the_fixed_point_are_named_and_nothing_is_lost(scale: float, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("scale", "lr", "where"), [(1e6, 10.0, "a column of party 0"), (300.0, 10.0, "a score or target of party 0"),
+                               (1.0, 1e300, "a score or target of party 0")]
+)  # fmt: skip
+def test_numbers_beyond_the_fixed_point_are_clamped_and_named_in_the_log(
+    scale: float, lr: float, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A refusal would tell the others that a value is over a limit, which the job chooses."""
+    linear_model._warn.cache_clear()
     given = task()
     pairs = [(x * (scale if party == 0 else 1.0), y) for party, (x, y) in enumerate(given.parties)]  # type: ignore[arg-type]
-    result = run(algorithm(lr=10.0), 2, task=hansa.Task(None, "cross_entropy", pairs, ids=given.ids))
-    assert reason in result.history[-1]["missing"]["0"] and "empty" in result.history[-1]
-    assert len(trained(result)) == (0 if scale > 1e5 else 3)  # the first round of the second case is kept
+    result = run(algorithm(lr=lr), 2, task=hansa.Task(None, "cross_entropy", pairs, ids=given.ids))
+    assert not any("missing" in line or "empty" in line for line in result.history)
+    assert all(np.isfinite(own).all() for own in trained(result).values())
+    assert f"{where} has values over" in caplog.text
+
+
+def test_a_range_does_not_bisect_the_largest_target() -> None:
+    """The job chooses `range`: whether a party answers must not tell which targets are over it."""
+    given = task("linear")
+    for most in (2.0**-20, 1.0, 64.0):
+        result = run(algorithm(loss="linear", range=most), 1, task=given)
+        assert "missing" not in result.history[0] and "empty" not in result.history[0]
 
 
 def test_a_run_whose_first_round_is_empty_gives_the_reason_and_not_a_missing_metric() -> None:
     given = task(tests=True)
-    pairs = [(x * 1e6, y) for x, y in given.parties]  # type: ignore[union-attr]
-    large = hansa.Task(None, "cross_entropy", pairs, ids=given.ids, party_tests=given.party_tests,
+    ids = [np.array([f"{party} {text}" for text in own]) for party, own in enumerate(given.ids)]  # type: ignore[arg-type]
+    other = hansa.Task(None, "cross_entropy", given.parties, ids=ids, party_tests=given.party_tests,
                        test_ids=given.test_ids)  # fmt: skip
-    result = run(algorithm(), 2, task=large, metric="auc", patience=1)
-    assert result.summary["empty_rounds"] == 2 and "a column has values over 1024" in result.summary["problem"]
+    result = run(algorithm(match="same"), 2, task=other, metric="auc", patience=1)
+    assert result.summary["empty_rounds"] == 2 and "party 0 holds other people" in result.summary["problem"]

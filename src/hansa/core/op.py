@@ -183,8 +183,9 @@ class Party:
     `secret` is known to a deployed party alone. It differs between messages and is the same for the same message. All
     that must not be guessed (noise, drawn samples, keys) is derived from it by `private`. In a simulation `secret` is
     empty and the run's seed is used instead. `min_cohort` is the smallest cohort that the party's policy allows for a
-    secure sum. `min_rows` is the fewest of its samples in a tree's node whose sums the party sends. `post` carries the
-    messages of a session; None in a simulation.
+    secure sum. `min_rows` is the fewest of its samples in a tree's node whose sums the party sends. `min_matches` is
+    the fewest people whom it must have in common with others. `post` carries the messages of a session; None in a
+    simulation.
     """
 
     id: int
@@ -196,6 +197,7 @@ class Party:
     vault: Vault = field(default_factory=Vault)
     min_cohort: int = 1
     min_rows: int = 1
+    min_matches: int = 0
     public: PublicSamples | None = None
     augment: Augment | None = None
     post: Post | None = None

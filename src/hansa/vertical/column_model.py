@@ -9,6 +9,7 @@ from hansa.core.algorithm import Algorithm, PeopleScores, Problem, State
 from hansa.core.declared_ops import OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
+from hansa.core.registry import Part
 from hansa.core.session_op import SessionOp
 from hansa.vertical import psi_group
 from hansa.vertical.psi import ALIGNED, aligned
@@ -43,7 +44,7 @@ class ColumnModel(Algorithm):
         return frozenset({"gather", "route"})
 
     @property
-    def matching_ops(self) -> tuple[OpenOp, ...]:
+    def matching_ops(self) -> tuple[OpenOp | Part, ...]:
         """The ops that find the common people."""
         return ALIGNED if self.match == "psi" else (OpenOp("split-order"),)
 

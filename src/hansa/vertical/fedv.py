@@ -39,6 +39,7 @@ from hansa.vertical.fedv_ops import (
     spread,
 )
 from hansa.vertical.linear import LinearColumns
+from hansa.vertical.linear_model import FEATURES as LARGEST_FEATURE
 from hansa.vertical.linear_model import LinearRoles, Loss, Residual, batch_rows, regularised
 from hansa.vertical.psi import arrived
 
@@ -121,7 +122,8 @@ class FedV(LinearColumns):
         ask = {**payload, "batch": rows}
         (key,) = await self._keys(fed, roles, ask)
         sums = self._decrypted(torch.stack([replies[party].tensors[SCORES].cpu() for party in weights]),
-                               [1] * len(weights), key, label_of(fed.round, payload["step"], "rows"))  # fmt: skip
+                               [1] * len(weights), key, label_of(fed.round, payload["step"], "rows"),
+                               largest_sum(self.loss, len(weights), self.range))  # fmt: skip
         residuals = residual_weights(self.loss, sums, len(weights), self.range)
         if not spread(residuals, self.least):
             return None
@@ -130,7 +132,8 @@ class FedV(LinearColumns):
         gradient = {}
         for party, own in zip(weights, keys, strict=True):
             label = label_of(fed.round, payload["step"], f"columns {party}")
-            products = self._decrypted(replies[party].tensors[FEATURES].cpu(), residuals, own, label)
+            most = sum(map(abs, residuals)) * int(LARGEST_FEATURE) << FEATURE_BITS
+            products = self._decrypted(replies[party].tensors[FEATURES].cpu(), residuals, own, label, most)
             if party == roles.holder:  # the column of ones is known
                 products.append(sum(residuals) << FEATURE_BITS)
             gradient[party] = torch.tensor(products, dtype=torch.float64) * scale
@@ -141,11 +144,18 @@ class FedV(LinearColumns):
         return split(as_bytes(got.replies[0].tensors[KEYS]), 32)
 
     @staticmethod
-    def _decrypted(points: Tensor, weights: list[int], key: bytes, label: str) -> list[int]:
+    def _decrypted(points: Tensor, weights: list[int], key: bytes, label: str, most: int) -> list[int]:
         try:
-            return inner_products.decrypt(points, weights, key, inner_products.bases_of(label, points.shape[1]))
+            return inner_products.decrypt(points, weights, key, inner_products.bases_of(label, points.shape[1]), most)
         except DataError as error:
             raise RoundAborted(f"a batch cannot be decrypted: {error}") from None
+
+
+def largest_sum(loss: Loss, parties: int, range: float) -> int:
+    """The largest sum of a row's scores and target, as a multiple of 2^-12."""
+    if loss == "svm":
+        return 2 * label_offset(parties, range)
+    return (parties + Residual.KINDS[loss].step) * (int(range * 2**SCORE_BITS) + 1)
 
 
 def residual_weights(loss: Loss, sums: list[int], parties: int, range: float) -> list[int]:

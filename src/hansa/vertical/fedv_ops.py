@@ -38,6 +38,7 @@ from hansa.vertical.linear_model import (
     batch_places,
     common_rows,
     features_of,
+    score_steps,
     steps_of,
     targets_of,
 )
@@ -137,19 +138,22 @@ class FedVBatch(Op):
         if ROOT not in memory or ORDER not in memory:
             raise PartyError("it has no secret of the key authority")
         step, count = self.rows(roles, payload)
+        root, w = as_bytes(memory[ROOT]), sent_weights(payload, roles.length(party.id))
+        # A secret encrypts the numbers of one batch: other numbers under the same secret would reveal differences. The
+        # ask is compared first: whether other weights give other numbers depends on the samples.
+        batch = f"fedv {hashlib.sha256(root).hexdigest()[:16]} {party.round} {step}"
+        party.vault.once(f"{batch} ask", codec.digest({"op": repr(self), **payload}))
         places = batch_places(party, roles.rows, self.batch, self.epochs)[step]
         order = hashlib.blake2b(f"{party.round} {step}".encode(), key=as_bytes(memory[ORDER]), digest_size=32).digest()
         at = common_rows(memory, ROWS, roles)[places][secret_order(order, count)]
         holds = party.id == roles.holder
         x = features_of(party, roles, party.data.features("train"))[at]
-        scores = self._scores(x @ self._weights(payload, roles, party.id))
+        scores = score_steps(party, x @ w, self.range, SCORE_BITS)
         if holds:
-            scores = self._with_targets(scores, party.data.rows("train")[1][at], roles)
+            scores = self._with_targets(party, scores, party.data.rows("train")[1][at], roles)
         columns = steps_of(x[:, : roles.widths[party.id]], FEATURE_BITS)
-        root = as_bytes(memory[ROOT])
-        # A secret encrypts the numbers of one batch: other numbers under the same secret would reveal differences.
         said = {"scores": torch.from_numpy(scores), "features": torch.from_numpy(columns)}
-        party.vault.once(f"fedv {hashlib.sha256(root).hexdigest()[:16]} {party.round} {step}", codec.digest(said))
+        party.vault.once(batch, codec.digest(said))
         over_parties, over_rows = batch_secrets(root, party.round, step, count)
         row_bases = inner_products.bases_of(label_of(party.round, step, "rows"), count)
         column_bases = inner_products.bases_of(label_of(party.round, step, f"columns {party.id}"), columns.shape[1])
@@ -157,23 +161,12 @@ class FedVBatch(Op):
                   FEATURES: inner_products.encrypt(columns, over_rows, column_bases)}  # fmt: skip
         return Reply(sealed), memory
 
-    def _weights(self, payload: Payload, roles: LinearRoles, party: int) -> Tensor:
-        return sent_weights(payload, roles.length(party))
-
-    def _scores(self, values: Tensor) -> Numbers:
-        if values.numel() and not bool((values.abs() <= self.range).all()):
-            raise PartyError(
-                f"a score or target is over {self.range:g}, the largest that the fixed point allows; standardise the "
-                "columns and the target, lower lr, or raise range"
-            )
-        return steps_of(values, SCORE_BITS)
-
-    def _with_targets(self, scores: Numbers, y: Tensor, roles: LinearRoles) -> Numbers:
+    def _with_targets(self, party: Party, scores: Numbers, y: Tensor, roles: LinearRoles) -> Numbers:
         residual = Residual.KINDS[self.loss]
         if self.loss == "svm":
             signs = targets_of(y, residual).numpy().astype(np.int64)
             return scores + signs * label_offset(len(roles.widths), self.range)
-        return scores - residual.step * self._scores(targets_of(y, residual))
+        return scores - residual.step * score_steps(party, targets_of(y, residual), self.range, SCORE_BITS)
 
 
 def sent_weights(payload: Payload, length: int) -> Tensor:

@@ -24,9 +24,8 @@ from hansa.core.errors import DataError
 from hansa.core.stopping import go_on
 from hansa.secure.byte_tensors import as_bytes, split
 from hansa.secure.encoding import Numbers
-from hansa.vertical.psi_group import POINT, hashed, mapped, sodium
+from hansa.vertical.psi_group import ORDER, POINT, hashed, mapped, sodium
 
-ORDER = 2**252 + 27742317777372353535851937790883648493  # of the group
 STEPS = 2**14  # multiples of the generator in the table
 LARGEST = 2**33  # the largest absolute value that the search finds
 ZERO = bytes(POINT)  # the encoding of the neutral element
@@ -71,10 +70,11 @@ def key_of(weights: Iterable[int], secrets: Iterable[int]) -> bytes:
     return _scalar(sum(weight * secret for weight, secret in zip(weights, secrets, strict=True)))
 
 
-def decrypt(ciphertexts: Tensor, weights: Sequence[int], key: bytes, bases: Sequence[bytes]) -> list[int]:
+def decrypt(ciphertexts: Tensor, weights: Sequence[int], key: bytes, bases: Sequence[bytes],
+            most: int | None = None) -> list[int]:  # fmt: skip
     """The sum over rows of weight times number, for each column; ciphertexts are [rows, columns, 32].
 
-    A DataError if a sum is too large to be found. The ciphertexts must be `valid`.
+    A DataError if a sum is over `most` in absolute value, or too large to be found. The ciphertexts must be `valid`.
     """
     columns = [split(as_bytes(ciphertexts[:, at].contiguous()), POINT) for at in range(ciphertexts.shape[1])]
     group = sodium()
@@ -91,7 +91,7 @@ def decrypt(ciphertexts: Tensor, weights: Sequence[int], key: bytes, bases: Sequ
         return bytes(subtract(total, multiply(key, bases[at]))) if any(key) else total
 
     powers = mapped(column, range(len(columns)), 1)
-    return [logarithm(point) for point in split(as_bytes(powers), POINT)]
+    return [logarithm(point, most) for point in split(as_bytes(powers), POINT)]
 
 
 @functools.lru_cache(maxsize=2)
@@ -105,19 +105,22 @@ def _table(steps: int) -> dict[bytes, int]:
     return table
 
 
-def logarithm(point: bytes) -> int:
-    """The multiple of the generator that a point is, by giant steps away from 0 (Shanks 1971)."""
-    table, stride = _table(STEPS), _generated(2 * STEPS + 1)
+def logarithm(point: bytes, most: int | None = None) -> int:
+    """The multiple of the generator that a point is, by giant steps away from 0 (Shanks 1971).
+
+    The search ends at `most`: a liar's point costs no more than the largest number.
+    """
+    table, stride, most = _table(STEPS), _generated(2 * STEPS + 1), LARGEST if most is None else min(most, LARGEST)
     add, subtract = sodium().crypto_core_ristretto255_add, sodium().crypto_core_ristretto255_sub
     up = down = point
-    for giant in range((LARGEST + STEPS) // (2 * STEPS + 1) + 1):
+    for giant in range((most + STEPS) // (2 * STEPS + 1) + 1):
         for at, sign in ((up, 1), (down, -1)):
             if at in table:
                 return sign * giant * (2 * STEPS + 1) + table[at]
         up, down = bytes(subtract(up, stride)), bytes(add(down, stride))
         if giant % 256 == 0:
             go_on()
-    raise DataError(f"a decrypted sum is over {LARGEST}, the largest that can be found: a number was too large")
+    raise DataError(f"a decrypted sum is over {most}, the largest that can be found: a number was too large")
 
 
 def valid(points: Tensor) -> bool:

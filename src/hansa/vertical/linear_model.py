@@ -14,6 +14,8 @@ The gradient of w_k is the mean of residual times x_k, plus l2 times w_k (not fo
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -31,6 +33,7 @@ from hansa.secure.encoding import Numbers
 from hansa.vertical.split_ops import COUNT, PARTY, whole_numbers
 from hansa.vertical.split_ops import common_rows as common_rows
 
+log = logging.getLogger("hansa")
 Loss = Literal["linear", "logistic", "svm"]
 WEIGHTS = "linear/w"  # in a party's memory: its part of the model; at the label holder the intercept comes last
 PLACES = "linear/places"  # in a party's memory: who has the labels, and which parties have columns
@@ -103,18 +106,34 @@ Residual.KINDS = {
 
 
 def targets_of(y: Tensor, residual: Residual) -> Tensor:
-    """Targets as numbers; -1 and 1 for classes. A PartyError if there are other classes than 0 and 1."""
+    """Targets as numbers; -1 and 1 for classes, of which there are two. A PartyError if targets are not classes."""
     if not residual.classes:
         return y.reshape(-1).to(torch.float64).cpu()
-    if y.is_floating_point() or y.dim() != 1 or (len(y) and not 0 <= int(y.min()) <= int(y.max()) <= 1):
-        raise PartyError("this model is for two classes, 0 and 1, and its labels are others")
-    return (2 * y - 1).to(torch.float64).cpu()
+    if y.is_floating_point() or y.dim() != 1:
+        raise PartyError("this model is for two classes, and its targets are numbers")
+    return (2 * y.clamp(0, 1) - 1).to(torch.float64).cpu()
+
+
+def clamped(values: Tensor, most: float, where: str) -> Tensor:
+    """Values as the fixed point can hold them: between -most and most, and 0 for missing ones.
+
+    The party's log says so. A refusal would tell the others that a value is over a limit, which the job chooses.
+    """
+    if values.numel() and not bool((values.abs() <= most).all()):
+        _warn(f"{where} has values over {most:g}, the largest that the fixed point allows; they are clamped")
+    return values.nan_to_num(0.0).clamp(-most, most)
+
+
+@functools.lru_cache(maxsize=64)
+def _warn(text: str) -> None:
+    """Log a text, once."""
+    log.warning(text)
 
 
 def features_of(party: Party, roles: LinearRoles, x: Any) -> Tensor:
     """A party's columns in float64, with a column of ones for the intercept at the label holder.
 
-    A PartyError if there are other columns than announced, or values that the fixed point cannot hold.
+    A PartyError if there are other columns than announced. Values that the fixed point cannot hold are clamped.
     """
     samples = whole(x)
     if tuple(samples.shape[1:]) != (roles.widths[party.id],):
@@ -122,12 +141,7 @@ def features_of(party: Party, roles: LinearRoles, x: Any) -> Tensor:
             f"its samples have the shape {tuple(samples.shape[1:])}, and this ask names {roles.widths[party.id]} "
             "columns"
         )
-    samples = samples.to(torch.float64).cpu()
-    if samples.numel() and not bool((samples.abs() <= FEATURES).all()):
-        raise PartyError(
-            f"a column has values over {FEATURES:g}, the largest that the fixed point allows; scale the columns, for "
-            'example with prepare = "standardise"'
-        )
+    samples = clamped(samples.to(torch.float64).cpu(), FEATURES, f"a column of party {party.id}")
     ones = [torch.ones(len(samples), 1, dtype=torch.float64)] if party.id == roles.holder else []
     return torch.cat([samples, *ones], 1)
 
@@ -135,6 +149,11 @@ def features_of(party: Party, roles: LinearRoles, x: Any) -> Tensor:
 def steps_of(values: Tensor, bits: int) -> Numbers:
     """Numbers as multiples of 2^-bits, rounded to the nearest."""
     return np.rint(values.numpy() * 2.0**bits).astype(np.int64)
+
+
+def score_steps(party: Party, values: Tensor, range: float, bits: int) -> Numbers:
+    """Scores or targets as multiples of 2^-bits; those over `range` are clamped."""
+    return steps_of(clamped(values, range, f"a score or target of party {party.id}"), bits)
 
 
 def own_weights(memory: Memory, roles: LinearRoles, party: int) -> Tensor:

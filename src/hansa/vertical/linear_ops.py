@@ -15,6 +15,7 @@ on keys, masks or the order of sums.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -50,12 +51,14 @@ from hansa.vertical.linear_model import (
     features_of,
     own_weights,
     regularised,
+    score_steps,
     steps_of,
     targets_of,
 )
 from hansa.vertical.psi_ops import ROWS
 from hansa.vertical.split_ops import only_tensor
 
+log = logging.getLogger("hansa")
 SCORE_BITS, FEATURE_BITS = 24, 16  # scores and targets are multiples of 2^-24, features of 2^-16
 LARGEST = 2.0**20  # the largest range of scores
 KEY = "linear/key"  # in the coordinator's memory: its private key
@@ -146,16 +149,19 @@ class LinearTrain(SessionOp):
             packing = self.packing(roles, rows)
             for other in roles.widths:
                 texts = received(key.public, only_tensor((yield Receive(other))), other)
-                try:
-                    opened = key.decrypt(texts, packing.limit)
-                    plain = to_rows(opened, packing.size)
-                except (DataError, OverflowError):
-                    raise PartyError(
-                        f"party {other} sent a gradient for decryption that is out of range: its sums overflow the "
-                        "fixed point"
-                    ) from None
-                yield Send(other, {GRADIENT: plain})
+                yield Send(other, {GRADIENT: self._decrypted(key, texts, packing, other)})
         return Reply({}), memory
+
+    def _decrypted(self, key: AdditivePrivateKey, texts: list[int], packing: MaskedPacking, sender: int) -> Tensor:
+        """The numbers of ciphertexts; zeros if one is out of range, which would reveal the key.
+
+        A refusal would tell whoever chose the residuals about the sender's columns.
+        """
+        try:
+            return to_rows(key.decrypt(texts, packing.limit), packing.size)
+        except (DataError, OverflowError):
+            log.warning("party %d sent a gradient for decryption that is out of range; it gets zeros", sender)
+            return to_rows([0] * len(texts), packing.size)
 
     def _train(self, party: Party, roles: LinearRoles, memory: Memory) -> Talk:
         """At a party with columns."""
@@ -166,19 +172,18 @@ class LinearTrain(SessionOp):
         y = targets_of(party.data.rows("train")[1], self.residual)[rows] if holds else None
         key = self._key((yield Receive(roles.helper)))
         for at in batch_places(party, roles.rows, self.batch, self.epochs):
-            scores = self._steps_of_scores(x[at] @ w)
+            scores = score_steps(party, x[at] @ w, self.range, SCORE_BITS)
             # The draws depend on all that is encrypted: a session that begins again may have other numbers.
             draws = Stream(party.private("linear scores") + hashlib.sha256(scores.tobytes()).digest())
             if y is not None:
-                scores = scores - self.residual.step * self._steps_of_scores(y[at])
+                scores = scores - self.residual.step * score_steps(party, y[at], self.range, SCORE_BITS)
                 draws = Stream(party.private("linear targets") + hashlib.sha256(scores.tobytes()).digest())
             sealed = key.encrypt(scores.tolist(), draws)
             residuals = yield from self._residuals(roles, key, sealed, holds)
             steps = steps_of(x[at], FEATURE_BITS)
             gradient = yield from self._gradient(party, roles, key, residuals, steps)
-            w = regularised(w, gradient, self.lr, self.l2, holds)
-            if not bool(torch.isfinite(w).all()):
-                raise PartyError("its weights are no longer finite; lower lr")
+            after = regularised(w, gradient, self.lr, self.l2, holds)
+            w = torch.where(after.isfinite(), after, w)  # of a model that diverges, the last finite weights stay
         return Reply({}), {**memory, WEIGHTS: w, PLACES: roles.places}
 
     def _check_batches(self, roles: LinearRoles) -> None:
@@ -197,14 +202,6 @@ class LinearTrain(SessionOp):
         except DataError as error:
             raise PartyError(f"the coordinator sent an invalid key: {error}") from None
         return key
-
-    def _steps_of_scores(self, values: Tensor) -> Numbers:
-        if values.numel() and not bool((values.abs() <= self.range).all()):
-            raise PartyError(
-                f"a score or target is over {self.range:g}, the largest that the fixed point allows; standardise the "
-                "columns and the target, lower lr, or raise range"
-            )
-        return steps_of(values, SCORE_BITS)
 
     def _residuals(self, roles: LinearRoles, key: AdditivePublicKey, sealed: list[int],
                    holds: bool) -> Generator[Send | Receive, Message | None, list[int]]:  # fmt: skip
@@ -234,22 +231,20 @@ class LinearTrain(SessionOp):
         yield Send(roles.helper, {GRADIENT: key.rows(texts)})
         opened = from_rows(only_tensor((yield Receive(roles.helper))))
         try:
-            plain = packing.unmasked(opened, masks, len(sums))
+            plain = self._possible(roles, packing.unmasked(opened, masks, len(sums)), steps)
         except DataError as error:
-            raise PartyError(f"the decrypted gradient cannot be used: {error}") from None
-        self._check_gradient(roles, plain, steps)
+            log.warning("party %d skips a batch: %s", party.id, error)
+            plain = [0] * len(sums)
         scale = self.residual.slope / (2.0 ** (SCORE_BITS + FEATURE_BITS) * len(steps))
         return torch.tensor([float(number) for number in plain], dtype=torch.float64) * scale
 
-    def _check_gradient(self, roles: LinearRoles, plain: list[int], steps: Numbers) -> None:
-        """Refuse sums that no residuals within the range can have: some party's numbers overflow."""
+    def _possible(self, roles: LinearRoles, plain: list[int], steps: Numbers) -> list[int]:
+        """The sums; a DataError if no residuals within the range can have them: some party's numbers overflow."""
         largest = int((len(roles.widths) + self.residual.step) * self.range * 2**SCORE_BITS)
         bounds = (abs(steps).sum(0)).tolist()
         if any(abs(number) > largest * bound for number, bound in zip(plain, bounds, strict=True)):
-            raise PartyError(
-                "a decrypted gradient is larger than the scores of all parties allow: some party's numbers overflow "
-                "the fixed point"
-            )
+            raise DataError("a decrypted gradient is larger than the scores of all parties allow")
+        return plain
 
 
 def received(key: AdditivePublicKey, rows: Tensor, sender: int) -> list[int]:

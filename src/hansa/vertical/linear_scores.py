@@ -30,6 +30,7 @@ from hansa.vertical.linear_model import (
     PLACES,
     WEIGHTS,
     LinearRoles,
+    clamped,
     common_rows,
     features_of,
     own_weights,
@@ -75,9 +76,7 @@ class LinearScoring(SessionOp):
         places = memory.get(PLACES)
         if places is None or places.tolist() != roles.places.tolist():
             raise PartyError("other parties had columns or labels when its part of the model was trained")
-        own = x @ own_weights(memory, roles, party.id)
-        if own.numel() and not bool((own.abs() <= LARGEST).all()):
-            raise PartyError(f"a score is over {LARGEST:g}, the largest that can be added")
+        own = clamped(x @ own_weights(memory, roles, party.id), LARGEST, f"a score of party {party.id}")
         steps = torch.round(own * 2.0**SCORE_BITS).to(torch.int64)
         # The mask depends on the scores: a session that begins again may add other numbers.
         seed = hashlib.blake2b(steps.numpy().tobytes(), digest_size=32, key=party.private("linear ring")).digest()

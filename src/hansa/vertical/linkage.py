@@ -34,6 +34,7 @@ from hansa.vertical.psi_ops import (
     SIZES,
     TEST_ROWS,
     PsiSize,
+    accept,
     announced,
     forgotten,
     only,
@@ -109,6 +110,7 @@ class LinkRows(Op):
             if len(at) and int(at.max()) >= len(order):
                 raise PartyError("the aggregator names rows that it does not have")
             new[name] = order[at.cpu()]
+        accept(party, new[ROWS], new[TEST_ROWS])
         return Reply({}), new
 
     def expects(self, payload: Payload) -> dict[str, Shape]:

@@ -19,12 +19,14 @@ from hansa.core.functions import double
 from hansa.core.objective import Objective, count_numbers, one_tensor
 from hansa.core.op import Memory, Party, Shape, like
 from hansa.core.params import Params
+from hansa.core.reply_checks import all_finite
 from hansa.core.stored_rows import whole
 from hansa.local import SGD, Adam
 from hansa.local.solver import Batch, Context
 from hansa.models.model import Model
 
 PREFIX = "split/"  # of the names in a party's memory
+MOST_LOSS = 1e20  # of a batch
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -112,7 +114,8 @@ class Piece:
         output, buffers = self.objective.training_outputs(
             self._weights, (self.params.stats, self.params.counts), self.objective.laid_out(self._inputs), key
         )
-        self.params = Params(self.params.w, *(buffer.detach() for buffer in buffers))
+        if finite(*buffers):
+            self.params = Params(self.params.w, *(buffer.detach() for buffer in buffers))
         return self._checked(output, len(x))
 
     def back(self, output: Tensor, gradient: Tensor | None = None) -> Tensor | None:
@@ -123,9 +126,10 @@ class Piece:
         leaves = [*self._weights.values(), *([self._inputs] if self._inputs.requires_grad else [])]
         gradients = torch.autograd.grad(output, leaves, gradient, materialize_grads=True)
         direction = torch.cat([each.reshape(-1) for each in gradients[: len(self._weights)]])
-        w, self._carry = self._solver.step(self._context, self.params.w, direction, self._carry)
-        self.params = self.params._replace(w=w.detach())
-        return gradients[-1] if self._inputs.requires_grad else None
+        w, carry = self._solver.step(self._context, self.params.w, direction, self._carry)
+        if finite(w, *carry.values()):  # a piece that diverges keeps its last finite weights
+            self.params, self._carry = self.params._replace(w=w.detach()), carry
+        return gradients[-1].nan_to_num() if self._inputs.requires_grad else None
 
     def outputs(self, x: Tensor) -> Tensor:
         """The outputs for a batch, in evaluation mode."""
@@ -137,7 +141,17 @@ class Piece:
                 f"the {self._name} of the network gives outputs of the shape {tuple(output.shape)}, expected "
                 f"{(rows, self._outputs)}"
             )
-        return output
+        return output.nan_to_num()  # a refusal of numbers that are not finite would tell that there are some
+
+
+def finite(*tensors: Tensor) -> bool:
+    """Whether all numbers of some tensors are finite."""
+    return all(all_finite(tensor) for tensor in tensors if tensor.is_floating_point())
+
+
+def added_loss(mean: Tensor, rows: int) -> Tensor:
+    """The loss of a batch for the sum of an epoch; of a network that diverges a large number, which is finite."""
+    return mean.detach().nan_to_num(nan=MOST_LOSS).clamp(max=MOST_LOSS) * rows
 
 
 def _no_samples() -> Batch:

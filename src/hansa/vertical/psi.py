@@ -20,8 +20,8 @@ from hansa.core.registry import register
 from hansa.core.route_op import RouteOp
 from hansa.vertical.psi_ops import KINDS, PsiAlign, PsiAnswer, PsiAsk, PsiCount, PsiSize
 
-ALIGNED = tuple(map(OpenOp, ("psi-size", "psi-ask", "psi-answer", "psi-align")))  # the ops of `aligned`
-COUNTED = tuple(map(OpenOp, ("psi-size", "psi-ask", "psi-count")))  # the ops of `counted`
+ALIGNED = (OpenOp("psi-size"), PsiAsk(), OpenOp("psi-answer"), OpenOp("psi-align"))  # the ops of `aligned`
+COUNTED = (OpenOp("psi-size"), PsiAsk(count=True), OpenOp("psi-count"))  # the ops of `counted`
 
 
 class People(NamedTuple):
@@ -74,7 +74,7 @@ async def counted(fed: Federation, leader: int, parties: Iterable[int] | None = 
     for party in members:
         if party != leader:
             pair = _told(sizes, leader, party)
-            await arrived(fed, PsiAsk(), pair, [(leader, party)])
+            await arrived(fed, PsiAsk(count=True), pair, [(leader, party)])
             done = await arrived(fed, PsiCount(), pair, [(party, leader)])
             counts[party] = int(done.replies.replies[0].tensors["people"])
     return counts

@@ -25,6 +25,7 @@ from hansa.core.stopping import go_on
 from hansa.secure.byte_tensors import as_bytes, as_tensor, split
 
 POINT = 32  # bytes of an encoded point
+ORDER = 2**252 + 27742317777372353535851937790883648493  # of the group
 WIDE = 64  # bytes of a hash that is mapped to a point, or reduced to a scalar
 CHUNK = 512  # items per piece of work
 
@@ -53,6 +54,24 @@ def scalar(secret: bytes) -> bytes:
     return bytes(sodium().crypto_core_ristretto255_scalar_reduce(wide))
 
 
+def scalars(secret: bytes, n: int) -> list[int]:
+    """n secret scalars, from 32 secret bytes."""
+    wide = hashlib.shake_256(b"hansa psi scalars" + secret).digest(WIDE * n)
+    return [int.from_bytes(piece, "little") % ORDER for piece in split(wide, WIDE)]
+
+
+def inverses(scalars: Sequence[int]) -> list[int]:
+    """The inverse of each scalar, by one inversion for all of them (Montgomery 1987)."""
+    products = [1]
+    for each in scalars:
+        products.append(products[-1] * each % ORDER)
+    rest, found = pow(products.pop(), -1, ORDER), list[int]()
+    for each, before in zip(reversed(scalars), reversed(products), strict=True):
+        found.append(rest * before % ORDER)
+        rest = rest * each % ORDER
+    return found[::-1]
+
+
 def hashed(texts: Sequence[str], domain: bytes) -> Tensor:
     """Each text as a point whose discrete logarithm nobody knows: [n, 32]. Other domains give other points."""
     start = hashlib.sha512(len(domain).to_bytes(4, "big") + domain)
@@ -66,17 +85,18 @@ def hashed(texts: Sequence[str], domain: bytes) -> Tensor:
     return mapped(of_text, texts)
 
 
-def raised(points: Tensor, secret: bytes) -> Tensor:
-    """Each point times a scalar: [n, 32]. A PartyError if a point is invalid or the neutral element."""
+def raised(points: Tensor, secret: bytes | Sequence[int]) -> Tensor:
+    """Each point times one scalar, or times its own: [n, 32]. A PartyError if a point is invalid or neutral."""
     multiply = sodium().crypto_scalarmult_ristretto255
+    own = [secret] * len(points) if isinstance(secret, bytes) else [each.to_bytes(32, "little") for each in secret]
 
-    def of_point(point: bytes) -> bytes:
+    def of_pair(pair: tuple[bytes, bytes]) -> bytes:
         try:
-            return bytes(multiply(secret, point))
+            return bytes(multiply(*pair))
         except (RuntimeError, ValueError):
             raise PartyError("a point that it was sent is not a valid element of ristretto255") from None
 
-    return mapped(of_point, split(as_bytes(points), POINT))
+    return mapped(of_pair, list(zip(own, split(as_bytes(points), POINT), strict=True)))
 
 
 def mapped(function: Callable[[Any], bytes], items: Sequence[Any], chunk: int = CHUNK) -> Tensor:

@@ -1,9 +1,14 @@
 """The parties' ops of private set intersection, by Diffie-Hellman (Meadows 1986; Huberman, Franklin and Hogg 1999).
 
-One party leads. For each other party in turn it sends the points H(x)^a of its people x. The other party answers with
-H(x)^(ab), in the order in which it got them, and with H(y)^b of its own people y in a secret order. The leader computes
-H(y)^(ba): equal points are common people. For the next party it replaces people who are not common so far by decoys.
-At the end the leader tells each party which of its points are common. Every message is sealed from party to party.
+One party leads. For each other party in turn it sends the points H(x)^a of its people x, each with an exponent a of its
+own (Jarecki and Liu 2010). The other party answers with H(x)^(ab), in the order in which it got them, and with H(y)^b
+of its own people y in a secret order. The leader takes the a-th roots, which are H(x)^b: equal points are common
+people. For the next party it replaces people who are not common so far by decoys. At the end the leader tells each
+party which of its points are common, and opens its commitments to these people, which it sent with its points
+(`psi_claims`). Every message is sealed from party to party.
+
+A party that answers cannot make a root equal to a point of its own for a person whose id it does not know, not even by
+answers in another order. So commitments are opened to parties alone that know the person.
 
 A secret of a party (a, b) is fresh for every ask, and is forgotten when the rows are aligned. H depends on federation
 and job. So points of different jobs cannot be compared, and a point cannot be guessed without the party's secret.
@@ -29,7 +34,8 @@ from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
 from hansa.kernel.secret_draws import secret_uniform
 from hansa.secure.byte_tensors import as_bytes, as_tensor, split
-from hansa.vertical import psi_group
+from hansa.vertical import psi_claims, psi_group
+from hansa.vertical.psi_claims import COMMITMENT, NONCE
 from hansa.vertical.psi_group import POINT
 
 PREFIX = "psi."  # of what a party remembers during the matching
@@ -80,9 +86,9 @@ def people_of(party: Party, payload: Payload, memory: Memory) -> Tensor:
     """The points of a party's people, training rows before test rows; the pseudonyms go to its memory."""
     with before_reading():  # of ids, which is counted
         psi_group.available()
+        if announced(payload, party.id) != sum(own_sizes(party)):
+            raise PartyError("the aggregator announces another number of its people")
     train, test = party.ids.tolist(), party.data.test_ids("match").tolist()
-    if announced(payload, party.id) != len(train) + len(test):
-        raise PartyError("the aggregator announces another number of its people")
     memory[f"{PREFIX}pseudonyms"] = torch.from_numpy(pseudonyms(party.seed, train + test))
     scope = [*party.vault.scope, "psi"]
     domains = [json.dumps([*scope, kind]).encode() for kind in KINDS]
@@ -102,11 +108,24 @@ def secret_order(secret: bytes, n: int) -> Tensor:
 
 def align(party: Party, common: Tensor, memory: Memory) -> tuple[Memory, dict[str, Tensor]]:
     """The memory with the rows in the common order, and their numbers. `common` says which people are common."""
-    train = party.n
-    order = memory[f"{PREFIX}pseudonyms"].argsort(stable=True)
+    train, names = party.n, memory[f"{PREFIX}pseudonyms"]
+    order = names.argsort(stable=True)
     people = order[common[order]]
-    new = forgotten(memory) | {ROWS: people[people < train], TEST_ROWS: people[people >= train] - train}
-    return new, {kind: torch.tensor(len(new[name])) for kind, name in zip(KINDS, (ROWS, TEST_ROWS), strict=True)}
+    rows = people[people < train], people[people >= train]
+    accept(party, *(names[part] for part in rows))
+    new = forgotten(memory) | {ROWS: rows[0], TEST_ROWS: rows[1] - train}
+    return new, {kind: torch.tensor(len(part)) for kind, part in zip(KINDS, rows, strict=True)}
+
+
+def accept(party: Party, train: Tensor, test: Tensor) -> None:
+    """Accept common people in training rows and test rows, given by numbers, as those of the job.
+
+    A PartyError if they are fewer than the owner requires, or if the party accepted others before: two matchings that
+    differ by one person would reveal what the rows of this person change.
+    """
+    if len(train) < party.min_matches or 0 < len(test) < party.min_matches:
+        raise PartyError("fewer people are common than its policy requires; see min_matches in party.toml")
+    party.vault.once("the matching of its rows", codec.digest(dict(zip(KINDS, (train, test), strict=True))))
 
 
 def forgotten(memory: Memory) -> Memory:
@@ -146,7 +165,12 @@ class PointsOp(RouteOp):
 @register("psi-ask")
 @dataclass(frozen=True)
 class PsiAsk(PointsOp):
-    """Send the points of the leader's people to one party, blinded by a fresh secret, in a fresh secret order."""
+    """Send one party the leader's people in a secret order: points under fresh secrets, and commitments to them.
+
+    With `count`, for `psi-count`, all points have one secret, and there are no commitments.
+    """
+
+    count: bool = False
 
     entries = PointsOp.entries
 
@@ -164,9 +188,14 @@ class PsiAsk(PointsOp):
         if decoys:
             points[~common] = psi_group.hashed(list(map(str, range(decoys))), party.private("psi", "decoys", receiver))
         order = secret_order(party.private("psi", "order", receiver), len(points))
-        secret = psi_group.scalar(party.private("psi", "key", receiver))
-        new = {"order": order, "key": as_tensor(secret), "peer": torch.tensor(receiver)}
-        message = {"points": psi_group.raised(points[order], secret)}
+        secret, seed = party.private("psi", "key", receiver), party.private("psi", "nonces", receiver)
+        new = {"order": order, "key": as_tensor(secret), "nonces": as_tensor(seed), "peer": torch.tensor(receiver)}
+        sent = points[order]
+        if self.count:
+            message = {"points": psi_group.raised(sent, psi_group.scalar(secret))}
+        else:
+            message = {"points": psi_group.raised(sent, psi_group.scalars(secret, len(sent))),
+                       "commitments": psi_claims.commitments(sent, psi_claims.nonces(seed, len(sent)))}  # fmt: skip
         return {receiver: message}, {**memory, **{PREFIX + name: value for name, value in new.items()}}
 
     def receive(self, party: Party, payload: Payload, inbox: Mapping[int, Message],
@@ -174,10 +203,14 @@ class PsiAsk(PointsOp):
         leader = only(inbox)
         points = inbox[leader]["points"]
         psi_group.places(points, f"the message of party {leader}")
-        return None, {**memory, f"{PREFIX}asked": points, f"{PREFIX}peer": torch.tensor(leader)}
+        new = {"asked": points, "peer": torch.tensor(leader)}
+        new |= {} if self.count else {"committed": inbox[leader]["commitments"].cpu()}
+        return None, {**memory, **{PREFIX + name: value for name, value in new.items()}}
 
     def expects_message(self, payload: Payload, sender: int, receiver: int) -> dict[str, Shape]:
-        return {"points": ((announced(payload, sender), POINT), torch.uint8)}
+        people = announced(payload, sender)
+        points: dict[str, Shape] = {"points": ((people, POINT), torch.uint8)}
+        return points if self.count else {**points, "commitments": ((people, COMMITMENT), torch.uint8)}
 
 
 @register("psi-answer")
@@ -194,11 +227,13 @@ class PsiAnswer(PointsOp):
         leader, asked, memory = only(receivers), recalled(memory, "asked"), dict(memory)
         if leader != int(recalled(memory, "peer")):
             raise PartyError(f"party {leader} asks for the answer to another party")
-        points, secret = people_of(party, payload, memory), psi_group.scalar(party.private("psi", "key"))
+        secret = psi_group.scalar(party.private("psi", "key"))
+        asked = self.told(party, psi_group.raised(asked, secret))  # before the reading of ids: points may be invalid
+        points = people_of(party, payload, memory)
         order = secret_order(party.private("psi", "order"), len(points))
-        message = {"asked": self.told(party, psi_group.raised(asked, secret)),
-                   "own": psi_group.raised(points[order], secret)}  # fmt: skip
-        memory |= {f"{PREFIX}order": order}
+        message = {"asked": asked, "own": psi_group.raised(points[order], secret)}
+        memory |= {f"{PREFIX}order": order, f"{PREFIX}people": points,
+                   f"{PREFIX}matching": as_tensor(party.private("psi", "matching"))}  # fmt: skip
         return {leader: message}, {name: value for name, value in memory.items() if name != f"{PREFIX}asked"}
 
     def told(self, party: Party, asked: Tensor) -> Tensor:
@@ -207,33 +242,37 @@ class PsiAnswer(PointsOp):
 
     def receive(self, party: Party, payload: Payload, inbox: Mapping[int, Message],
                 memory: Memory) -> tuple[Reply | None, Memory]:  # fmt: skip
-        sender, asked, places = answered(party, inbox, memory)
+        sender, secret = answered(party, inbox, memory)
+        asked, places = inbox[sender]["asked"], psi_group.places(inbox[sender]["own"], f"the answer of party {sender}")
+        roots = psi_group.raised(asked, psi_group.inverses(psi_group.scalars(secret, len(asked))))
         order, at = recalled(memory, "order"), torch.full((len(asked),), -1)
-        at[order] = torch.tensor([places.get(point, -1) for point in asked], dtype=torch.int64)
-        common = recalled(memory, "common") & (at >= 0)
-        memory = {name: value for name, value in memory.items() if name not in (f"{PREFIX}key", f"{PREFIX}peer")}
-        return None, {**memory, f"{PREFIX}common": common, f"{PREFIX}at.{sender}": at}
+        at[order] = torch.tensor([places.get(point, -1) for point in split(as_bytes(roots), POINT)], dtype=torch.int64)
+        common, memory = recalled(memory, "common") & (at >= 0), dict(memory)
+        for name in ("order", "nonces"):
+            memory[f"{PREFIX}{name}.{sender}"] = memory.pop(f"{PREFIX}{name}")
+        for name in ("key", "peer"):
+            del memory[f"{PREFIX}{name}"]
+        size = torch.tensor(len(places))
+        return None, {**memory, f"{PREFIX}common": common, f"{PREFIX}at.{sender}": at, f"{PREFIX}size.{sender}": size}
 
     def expects_message(self, payload: Payload, sender: int, receiver: int) -> dict[str, Shape]:
         sizes = {"asked": announced(payload, receiver), "own": announced(payload, sender)}
         return {name: ((size, POINT), torch.uint8) for name, size in sizes.items()}
 
 
-def answered(party: Party, inbox: Mapping[int, Message],
-             memory: Memory) -> tuple[int, list[bytes], dict[bytes, int]]:  # fmt: skip
-    """Who answered the leader, the leader's own points, and the places of the sender's points: comparable points.
+def answered(party: Party, inbox: Mapping[int, Message], memory: Memory) -> tuple[int, bytes]:
+    """Who answered the leader, and the secret of the leader's points.
 
     A leader compares its people with those of each party once per reading of its ids: with its memory, which the
     aggregator may have it use again, another answer would be another question about its people.
     """
-    sender, key = only(inbox), as_bytes(recalled(memory, "key"))
+    sender, secret = only(inbox), as_bytes(recalled(memory, "key"))
     if sender != int(recalled(memory, "peer")):
         raise PartyError(f"party {sender} answers in place of another party")
     matching = as_bytes(recalled(memory, "matching")).hex()
     party.vault.once(f"psi answer of party {sender} in {matching}", codec.digest(dict(inbox[sender])))
-    asked, where = inbox[sender]["asked"], f"the answer of party {sender}"
-    psi_group.places(asked, where)
-    return sender, split(as_bytes(asked), POINT), psi_group.places(psi_group.raised(inbox[sender]["own"], key), where)
+    psi_group.places(inbox[sender]["asked"], f"the answer of party {sender}")
+    return sender, secret
 
 
 @register("psi-count")
@@ -241,8 +280,8 @@ def answered(party: Party, inbox: Mapping[int, Message],
 class PsiCount(PsiAnswer):
     """As `psi-answer`, with the leader's points in a secret order too: it can count common people, and no more.
 
-    That holds for a leader that follows the protocol (De Cristofaro, Gasti and Tsudik 2012). A leader that takes
-    another secret for each person recognises its points in any order.
+    That holds for a leader that follows the protocol (De Cristofaro, Gasti and Tsudik 2012) and asked with `count`. A
+    leader that takes another secret for each person recognises its points in any order.
     """
 
     replies: ClassVar[bool] = True
@@ -258,8 +297,10 @@ class PsiCount(PsiAnswer):
 
     def receive(self, party: Party, payload: Payload, inbox: Mapping[int, Message],
                 memory: Memory) -> tuple[Reply | None, Memory]:  # fmt: skip
-        _, asked, places = answered(party, inbox, memory)
-        count = sum(point in places for point in asked)
+        sender, secret = answered(party, inbox, memory)
+        own = psi_group.raised(inbox[sender]["own"], psi_group.scalar(secret))
+        places = psi_group.places(own, f"the answer of party {sender}")
+        count = sum(point in places for point in split(as_bytes(inbox[sender]["asked"]), POINT))
         return Reply({"people": torch.tensor(count)}), forgotten(memory)
 
     def expects_reply(self, payload: Payload) -> dict[str, Shape]:
@@ -269,7 +310,7 @@ class PsiCount(PsiAnswer):
 @register("psi-align")
 @dataclass(frozen=True)
 class PsiAlign(RouteOp):
-    """Tell each party which of its people are common. All parties keep the rows in the common order."""
+    """Tell each party which of its people are common, with proof. All parties keep the rows in the common order."""
 
     replies: ClassVar[bool] = True
     entries = stated(sizes=SIZES)
@@ -278,23 +319,46 @@ class PsiAlign(RouteOp):
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip
         common, messages = recalled(memory, "common"), dict[int, Message]()
         for receiver in receivers:
-            mask = torch.zeros(announced(payload, receiver), dtype=torch.bool)
-            mask[recalled(memory, f"at.{receiver}")[common]] = True
-            messages[receiver] = {"common": mask}
+            check_size(int(recalled(memory, f"size.{receiver}")), payload, receiver)
+            messages[receiver] = claim(receiver, common, memory)
         return messages, align(party, common, memory)[0]
 
     def receive(self, party: Party, payload: Payload, inbox: Mapping[int, Message],
                 memory: Memory) -> tuple[Reply | None, Memory]:  # fmt: skip
         leader, order = only(inbox), recalled(memory, "order")
+        check_size(len(order), payload, party.id)
         if leader != int(recalled(memory, "peer")):
             raise PartyError(f"party {leader} names the common people in place of another party")
+        # With its memory, which the aggregator may have it use again, each claim would be another question.
+        matching = as_bytes(recalled(memory, "matching")).hex()
+        party.vault.once(f"psi claim of party {leader} in {matching}", codec.digest(dict(inbox[leader])))
+        places, nonces = inbox[leader]["places"].cpu().long(), inbox[leader]["nonces"].cpu()
+        people, committed = recalled(memory, "people"), recalled(memory, "committed")
         common = torch.zeros(len(order), dtype=torch.bool)
-        common[order] = inbox[leader]["common"].cpu()
+        common[order] = psi_claims.opened(places, nonces, committed, people[order], leader)
         memory, counts = align(party, common, memory)
         return Reply(counts), memory
 
     def expects_message(self, payload: Payload, sender: int, receiver: int) -> dict[str, Shape]:
-        return {"common": ((announced(payload, receiver),), torch.bool)}
+        people = announced(payload, receiver)
+        return {"places": ((people,), torch.int32), "nonces": ((people, NONCE), torch.uint8)}
 
     def expects_reply(self, payload: Payload) -> dict[str, Shape]:
         return {kind: ((), torch.int64) for kind in KINDS}
+
+
+def check_size(size: int, payload: Payload, whose: int) -> None:
+    """Raise a PartyError if the aggregator announces another number of people than that of the answer."""
+    if announced(payload, whose) != size:
+        raise PartyError(f"the aggregator announces another number of people of party {whose} than before")
+
+
+def claim(receiver: int, common: Tensor, memory: Memory) -> Message:
+    """A leader's message about common people: for each of the receiver's points a commitment's number and nonce."""
+    order, size = recalled(memory, f"order.{receiver}"), int(recalled(memory, f"size.{receiver}"))
+    rows = recalled(memory, f"at.{receiver}")[order]
+    own = common[order].nonzero().flatten()  # the numbers of the commitments to common people
+    places, nonces = torch.full((size,), -1, dtype=torch.int32), torch.zeros((size, NONCE), dtype=torch.uint8)
+    places[rows[own]] = own.int()
+    nonces[rows[own]] = psi_claims.nonces(as_bytes(recalled(memory, f"nonces.{receiver}")), len(order))[own]
+    return {"places": places, "nonces": nonces}

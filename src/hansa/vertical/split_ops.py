@@ -28,7 +28,7 @@ from hansa.kernel.secret_draws import secret_normal
 from hansa.models.dense import Logistic
 from hansa.models.model import Model
 from hansa.secure.byte_tensors import as_bytes
-from hansa.vertical.modules import DTYPES, Optimiser, Piece, batch_sizes, fitted, numbers, typed_samples
+from hansa.vertical.modules import DTYPES, Optimiser, Piece, added_loss, batch_sizes, fitted, numbers, typed_samples
 from hansa.vertical.psi_ops import ROWS, TEST_ROWS
 
 TESTED = 256  # rows of a message in an evaluation
@@ -255,7 +255,7 @@ class SplitTrain(SplitOp):
                 assert inputs is not None
                 loss = party.objective.training_losses(pieces.head.forward(inputs), y[at]).mean()
                 gradient = pieces.head.back(loss)
-                losses.append(loss.detach() * len(at))
+                losses.append(added_loss(loss, len(at)))
                 if here != joins:
                     assert gradient is not None
                     yield Send(joins, {GRADIENT: gradient})

@@ -22,7 +22,17 @@ from hansa.core.registry import register
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.models.dense import Logistic
 from hansa.models.model import Model
-from hansa.vertical.modules import DTYPES, Optimiser, Piece, batch_sizes, fitted, numbers, piece_shapes, typed_samples
+from hansa.vertical.modules import (
+    DTYPES,
+    Optimiser,
+    Piece,
+    added_loss,
+    batch_sizes,
+    fitted,
+    numbers,
+    piece_shapes,
+    typed_samples,
+)
 from hansa.vertical.split_ops import ACTIVATIONS, COUNT, GRADIENT, PARTY, TESTED, only_tensor, whole_numbers
 
 MOST = 2**27  # samples of a party
@@ -213,7 +223,7 @@ class SplitTurns(SequentialOp):
                 assert gradient is not None
                 yield Send(server, {GRADIENT: gradient})
                 bottom.back(own, only_tensor((yield Receive(server))))
-                losses.append(loss.detach() * len(at))
+                losses.append(added_loss(loss, len(at)))
         kept = {**bottom.remembered(), **head.remembered()}
         if len(turns.sizes) > 1:
             yield Send(turns.next_of(party.id), kept)

@@ -246,7 +246,8 @@ class Worker:
         rule = self._rule(work, ask)
         data.open(ask, rule)
         here = replace(party, data=data, round=message["round"], secret=secret, vault=vault, min_cohort=min_cohort,
-                       min_rows=self._policy.min_rows, post=self.post)  # fmt: skip
+                       min_rows=self._policy.min_rows, min_matches=self._policy.fewest_matches,
+                       post=self.post)  # fmt: skip
         return BookedAsk(op, ask, party, data, here, payload, memory, settings, rule)
 
     def _reply(self, work: Work, booked: BookedAsk) -> tuple[Reply, bool]:

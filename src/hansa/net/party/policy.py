@@ -48,6 +48,7 @@ LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone requires: less 
 PACKED = Packed.name  # the op that applies a transform: the policy names the transform instead
 NOT_LISTED = "is not among the functions that its policy allows (functions in party.toml)"
 CURIOUS = "a curious aggregator that follows the protocol, not one that lies"  # as secure sums say it
+MATCHES = 20  # the fewest common people with a floor, by default
 DECLINES = 20  # asks that a party may decline after it has read its samples, over all jobs
 MOVED = {  # settings of version 0.2, and what replaces them
     ("privacy", "clip"): "clip in the table [ranges]",
@@ -70,6 +71,8 @@ TOML = """\
 #                    # node are counted with those of its sibling
 # matches = 0        # asks, over all jobs, that may read the ids of this party's rows, to match them with rows of other
 #                    # parties: it reveals whom they have in common. 0 refuses jobs over columns
+# min_matches = 20   # the fewest people in common, in training rows and in test rows if any; with a floor 20, without
+#                    # one 0. The party that leads a matching may leave out people: results would be about the others
 # fuzzy = false      # whether they may also be matched by likeness (linkage): then the aggregator gets encodings of all
 #                    # ids, which can be guessed by whoever knows the parties' key
 # scores = false     # whether the operator may ask a joint model of this party for scores of people, by their ids. Each
@@ -280,6 +283,7 @@ class Policy:
     min_cohort: int = 1
     min_rows: int = 1
     matches: int = 0
+    min_matches: int | None = None
     fuzzy: bool = False
     scores: bool = False
     keep_replies: bool = False
@@ -302,8 +306,9 @@ class Policy:
         for name in ("min_cohort", "min_rows"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.matches < 0:
-            raise ConfigError(f"matches must not be negative, got {self.matches}")
+        for name in ("matches", "min_matches"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
         if "match" in self.budget.total:
             raise ConfigError("budget.total.match: the limit of readings of ids is `matches`, outside this table")
         if self.class_weights < 1:
@@ -367,6 +372,11 @@ class Policy:
     def queries(self) -> QueryBudget:
         """The effective budget of queries."""
         return self.budget.under(self.privacy.exists, self.matches)
+
+    @property
+    def fewest_matches(self) -> int:
+        """The fewest people whom this party must have in common with others."""
+        return (MATCHES if self.privacy.exists else 0) if self.min_matches is None else self.min_matches
 
     def split(self, task: dict[str, Any]) -> dict[str, Any]:
         """The task without held-out samples if the party has a privacy floor.
