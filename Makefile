@@ -14,7 +14,7 @@ SEED        ?= 0
 FUZZ_MINUTES ?= 30
 JOBS        ?= 2
 AUDIT       ?=
-CAMPAIGNS   ?= fuzz chaos $(shell sed -nE 's/^(dst|day|power|weather):.*/\1/p' Makefile)
+CAMPAIGNS   ?= fuzz chaos interference:MINUTES=10 $(shell sed -nE 's/^(dst|day|power|weather):.*/\1/p' Makefile)
 MINUTES     ?= 5
 SEEDS       ?= 1000
 RELEASE_SEEDS ?= 100000
@@ -41,7 +41,7 @@ check-python = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup extras hooks surface docs demo demo-net test test-rest test-budget test-products test-night test-gpu lint chaos power weather dst day load fuzz mutants audit release \
+.PHONY: help setup extras hooks surface docs demo demo-net test test-rest test-budget test-products test-night test-gpu lint chaos power weather dst day load fuzz interference mutants audit release \
   bench bench-check bench-peers \
   bench-fusion bench-deploy bench-secure bench-dp bench-paillier bench-psi privacy-figures lock clean
 
@@ -56,6 +56,7 @@ help:
 	@echo "make lint    set up .venv and run ruff and mypy only"
 	@echo "make chaos   kill the aggregator and parties at random moments and check the results (KILLS=$(KILLS) SEED=$(SEED))"
 	@echo "make fuzz    fuzz every parser of untrusted bytes, the HTTP routes and a party's worker (FUZZ_MINUTES=$(FUZZ_MINUTES) of CPU time, JOBS=$(JOBS) in parallel)"
+	@echo "make interference  send requests of liars to twins of a party whose samples differ in one record, and compare what leaves them (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make mutants MODULE=src/hansa/fusion  change formulas of a file or package one at a time; print changes that no test notices (SAMPLE=80 SEED=$(SEED): a sample, JOBS=$(JOBS) in parallel)"
 	@echo "make audit   check the locked requirements for known vulnerabilities (AUDIT=skip: skip the check)"
 	@echo "make release  write sdist, wheel, audit and bill of materials to dist/, then run make test-night (dst: SEEDS=$(RELEASE_SEEDS))"
@@ -228,6 +229,9 @@ $(TOOLS): $(READY) requirements/release.txt
 
 fuzz: $(TOOLS)
 	@$(RELEASE)/bin/python tests/fuzz/fuzz.py --minutes $(FUZZ_MINUTES) --jobs $(JOBS)
+
+interference: $(READY)
+	@$(BIN)/python tests/interference/interfere.py --minutes $(MINUTES) --seed $(SEED)
 
 mutants: $(READY)
 	@test -n "$(MODULE)" || { echo "make mutants needs a file or a package, as in 'make mutants MODULE=src/hansa/fusion'" >&2; exit 2; }
