@@ -15,6 +15,7 @@ import hansa
 from digits import digits
 from hansa.cli import network  # noqa: F401 (adds the commands of a federation)
 from hansa.cli.app import app
+from hansa.cli.parts import show_parts
 from hansa.report.run_report import run_report
 from hansa.study.spec import parse_study
 
@@ -136,3 +137,12 @@ def test_headings_of_a_study_are_readable() -> None:
     ]  # fmt: skip
     files = parse_study({"task": {"parties": ["a.csv"], "model": "logistic"}}, "x")
     assert files.partitions[0].label == "parties' own files"
+
+
+def test_an_op_is_described_with_what_it_reads_from_its_payload(capsys: pytest.CaptureFixture[str]) -> None:
+    show_parts("op", "private-histograms", True)
+    payload = json.loads(capsys.readouterr().out)["payload"]
+    assert payload["slots"] == "a tensor of whole numbers (int64) of the shape [any, 2], at least 0"
+    assert payload["before"].endswith("optional") and "points" not in payload
+    show_parts("op", "cluster-train", False)
+    assert "payload entry" in capsys.readouterr().out

@@ -107,7 +107,7 @@ def test_a_payload_is_refused_by_name() -> None:
     for payload, words in (
         ({**good, "points": 3}, "the payload of 'asked': 'points' is not read; expected centre, count"),
         ({}, "centre is missing; it must be a tensor of finite real numbers of the shape [features]"),
-        ({**good, "count": 10}, "count must be a whole number at least 1 and at most 9"),
+        ({**good, "count": 10}, "count must be a whole number, at least 1, at most 9"),
         ({**good, "count": 7}, "seven is not answered"),
         ({"centre": torch.zeros(3)}, "centre must be"),
         ([], "its payload is not a table"),

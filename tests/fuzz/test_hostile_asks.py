@@ -43,6 +43,8 @@ class Behind(Op):
 class Brittle(DPSGD):
     """DP-SGD that fails at a large sample, which no noise covers."""
 
+    entries = DPSGD.entries
+
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if float(party.samples("train")[0].max()) > 1000:
             raise IndexError
@@ -53,6 +55,8 @@ class Brittle(DPSGD):
 @dataclass(frozen=True)
 class Free(DPSGD):
     """Says that it is private, and has nothing to charge."""
+
+    entries = DPSGD.entries
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         return Reply({"w": party.data._train.x[0].repeat(3)[:62]}, 5), memory

@@ -35,7 +35,7 @@ PREDICTS = "read by a predictor, whose metrics [evaluate] and [budget] bound"
 PAYLOAD = {
     **dict.fromkeys(("alpha", "rate", "work"), "a number with a range, or the work, whose fields have ranges"),
     **dict.fromkeys(("model", "start", "w", "stats", "counts", "c", "gradient", "frequency", "mask", "x", "inner",
-                     "payload", "layers", "stats_dtype", "dtype", "used_places"), MODEL),
+                     "payload", "layers", "stats_dtype", "dtype", "used_places", "probe_places"), MODEL),
     **dict.fromkeys(("asked", "boxes", "certificates", "ids", "keys", "label", "owners", "receivers", "sealed",
                      "secure", "secure_dealing", "secure_share", "senders", "session", "signatures", "signers",
                      "survivors", "name", "peers", "salt"), SEALED),

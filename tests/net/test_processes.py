@@ -150,8 +150,8 @@ def test_asynchronous_tickets_arrive_without_a_simulated_clock(pool: PartyPool) 
 async def test_a_cancellation_that_the_algorithm_swallows_is_noticed() -> None:
     async def stubborn(fed: Federation) -> None:
         with contextlib.suppress(BaseException):
-            await fed.gather(hansa.build("op", "evaluate"))
-        await fed.gather(hansa.build("op", "evaluate"))
+            await fed.gather(hansa.build("op", "sample-count"))
+        await fed.gather(hansa.build("op", "sample-count"))
 
     async def never(_: Any) -> Any:
         await asyncio.sleep(60)

@@ -40,7 +40,7 @@ from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.party.workload import Workload, machine_memory
 from hansa.net.transport.wire import Blob, Work
 from hansa.secure import functional, ring
-from hansa.secure.masking_ops import SecureMasked, SecureShares
+from hansa.secure.masking_ops import CHECKS, KEYS, SEALED, SecureMasked, SecureShares
 from hansa.secure.paillier import PublicKey
 from hansa.secure.primes import Stream, prime
 from hansa.select.tiers import Probe
@@ -58,7 +58,11 @@ def answer(folder: Path, op: Op, payload: Any = None, policy: str = LIMITS, **ta
     try:
         worker = Worker(store, preparer((samples(0)[0], None), store.policy.limits.parameters))
         model = {"w": torch.zeros(8, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
-        message = {"op": op_config(op), "payload": {"model": model, **(payload or {})}, "round": 0}
+        rows = {"sealed": torch.zeros(0, SEALED), "checks": torch.zeros(0, CHECKS)}
+        hidden = {"ids": torch.zeros(0).long(), **{name: table.byte() for name, table in rows.items()}}
+        usual = {"model": model, "secure": hidden}
+        usual = {name: value for name, value in usual.items() if name in (op.entries or ())}
+        message = {"op": op_config(op), "payload": {**usual, **(payload or {})}, "round": 0}
         described = {**TASK, **task}
         blobs = [Blob(hashlib.sha256(codec.encode(tree)).hexdigest(), 100) for tree in (message, described)]
         work = Work("job-1", "job", 0, 0, "round", 0, *blobs, None, None, None, 1)
@@ -93,9 +97,11 @@ def test_a_refused_ask_is_refused_before_the_party_hashes_its_memory(
 @pytest.mark.parametrize(("work", "words"), [
     ({"epochs": 10**9}, "limits.epochs in party.toml"), ({"steps": 10**9}, "at most 500 steps"),
     ({"batch": 1, "epochs": 50}, "limits.steps"), ({"epochs": 10**9, "batch": None}, "limits."),
-    ({"epochs": 1e9}, "work.epochs must be a positive whole number"), ({"lr": "fast"}, "work.lr must be"),
-    ({"lr": float("nan")}, "work.lr"), ({"steps": True}, "work.steps"), ({"momentum": 0.5}, "work may set lr, batch"),
-    ({"sigma": 0.0}, "work may set lr, batch"), (["epochs"], "work may set lr, batch"),
+    ({"epochs": 1e9}, "work.epochs must be a whole number"), ({"lr": "fast"}, "work.lr must be"),
+    ({"lr": float("nan")}, "work.lr"), ({"steps": True}, "work.steps"),
+    ({"momentum": 0.5}, "expected lr, epochs, batch"),
+    ({"sigma": 0.0}, "expected lr, epochs, batch"),
+    (["epochs"], "work must be a table"),
 ])  # fmt: skip
 def test_what_an_ask_lays_over_the_solver_is_checked_too(work: Any, words: str, tmp_path: Path) -> None:
     said = answer(tmp_path / "home", SGD(batch=10), {"work": work})
@@ -133,7 +139,7 @@ def test_a_reply_that_would_fill_the_memory_is_refused(op: Op, payload: Any, tmp
 
 
 def test_a_secure_sum_of_too_many_neighbours_is_refused(tmp_path: Path) -> None:
-    payload = {"ids": torch.arange(3)}
+    payload = {"ids": torch.arange(3), "keys": torch.zeros(3, KEYS, dtype=torch.uint8)}
     said = answer(tmp_path / "home", SecureShares(10**6, 0.9, 10**6), payload)
     assert isinstance(said, str) and "at most 20 participants (limits.participants in party.toml)" in said
     said = answer(tmp_path / "home", SecureShares(10**6, 0.9, 4), payload)  # as many parties, and few neighbours

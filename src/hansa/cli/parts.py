@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hansa.core.errors import ConfigError
@@ -81,7 +83,8 @@ def show_parts(kind: str, name: str | None, as_json: bool) -> None:
         described = [
             {"name": n, "about": summary(c)[0], "details": summary(c)[1],
              **({"withstands": withstands} if (withstands := _withstands(c)) else {}),
-             "fields": [{"name": f, "type": t, "default": d} for f, t, d in fields(c)]}
+             "fields": [{"name": f, "type": t, "default": d} for f, t, d in fields(c)],
+             **({"payload": {f: words for f, words in entries}} if (entries := _entries(c)) else {})}
             for n, c in chosen.items()
         ]  # fmt: skip
         print(json.dumps(described if name is None else described[0]))
@@ -104,6 +107,21 @@ def show_parts(kind: str, name: str | None, as_json: bool) -> None:
     for row in rows(chosen[name]):
         table.add_row(*row)
     console.print(table)
+    if entries := _entries(chosen[name]):
+        table = Table("payload entry", "what it must be")
+        for entry in entries:
+            table.add_row(*map(escape, entry))
+        console.print(table)
+
+
+def _entries(cls: type[Part]) -> list[tuple[str, str]]:
+    """What an op or predictor reads from its payload. Those of a wrapper are around its default inner op."""
+    stated = getattr(cls, "entries", None)
+    if isinstance(stated, property):
+        needed = any(field_default(cls, name) is dataclasses.MISSING for name in field_types(cls))
+        stated = None if needed else cls().entries  # type: ignore[attr-defined]
+    pairs = stated.items() if isinstance(stated, Mapping) else ()
+    return [(name, f"{entry.words}; optional" if entry.optional else entry.words) for name, entry in pairs]
 
 
 def _withstands(cls: type[Part]) -> str:

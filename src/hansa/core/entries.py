@@ -79,11 +79,12 @@ class Number(PayloadEntry):
 
     @property
     def words(self) -> str:
-        limits = [f"above {self.above:g}"] if self.above > -math.inf else []
-        limits += [f"at least {self.least:g}"] if self.least > -math.inf else []
-        limits += [f"at most {self.most:g}"] if self.most < math.inf else []
+        limits = [f"above {self.above:.12g}"] if self.above > -math.inf else []
+        limits += [f"at least {self.least:.12g}"] if self.least > -math.inf else []
+        limits += [f"at most {self.most:.12g}"] if self.most < math.inf else []
         limits += [f"equal to {self.size} of the party's task"] if self.size else []
-        return " ".join(["a whole number" if self.whole else "a finite number", " and ".join(limits)]).strip()
+        limits += ["or nothing"] if self.none else []
+        return ", ".join(["a whole number" if self.whole else "a finite number", *limits])
 
     def fits(self, value: Any, sizes: Sizes, values: bool) -> bool:
         if value is None:
@@ -147,7 +148,7 @@ class Shaped(PayloadEntry):
         shape = f"of the shape {sizes}" if isinstance(sizes, str) else f"of the shape [{', '.join(sizes)}]"
         limits = Number(least=self.least, most=self.most, above=self.above).words.removeprefix("a finite number")
         rising = ", ascending" if self.rising else ""
-        return f"a tensor of {_TYPES.get(self.types, self.types)} {shape}{limits and ',' + limits}{rising}"
+        return f"a tensor of {_TYPES.get(self.types, self.types)} {shape}{limits}{rising}"
 
     def fits(self, value: Any, sizes: Sizes, values: bool) -> bool:
         if not isinstance(value, Tensor) or value.dtype not in self.types:

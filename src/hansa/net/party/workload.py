@@ -12,17 +12,14 @@ import math
 import os
 import re
 import resource
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Payload
 from hansa.core.shapes import Shape, largest_shape
-from hansa.local.solver import WORK
 
 COPIES = 3  # of a message or reply in memory: bytes, tensors, and results
 SPARE = 2**27  # bytes that a party needs beyond its process at the start: threads, connections
@@ -61,9 +58,6 @@ class Workload:
 
     def refuses(self, op: Op, n: int, payload: Payload) -> str | None:
         """Why an ask would be too much work for a party with n samples, or None."""
-        problem = _malformed_work(payload.get("work"))
-        if problem is not None:
-            return problem
         for name, amount in op.demands(n, payload).items():
             limit = getattr(self, name)
             if amount > limit:
@@ -121,18 +115,3 @@ def machine_memory() -> int:
 def _bytes(shape: Shape) -> int:
     sizes, dtype = shape
     return math.prod(largest_shape(sizes)) * torch.empty(0, dtype=dtype).element_size()
-
-
-def _malformed_work(work: Any) -> str | None:
-    """Why the `work` of a payload, which sets fields of the local solver, is invalid, or None."""
-    if work is None:
-        return None
-    if not isinstance(work, Mapping) or not set(work) <= set(WORK):
-        return f"malformed ask: work may set {', '.join(WORK)}"
-    for name, value in work.items():
-        if value is None and name in ("batch", "steps"):
-            continue
-        kinds = (int, float) if name == "lr" else (int,)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
-            return f"malformed ask: work.{name} must be a positive {'number' if name == 'lr' else 'whole number'}"
-    return None
