@@ -250,7 +250,7 @@ def test_less_noise_than_promised_is_refused() -> None:
     private = {"secure": "masking", "range": 64.0, "dp": {"kind": "central", "sigma": 1.0, "clip": 1.0}}
     manifest = manifest_of(experiment_with(privacy=private, run={"eval_parties": False}, task={"prepare": None}))
     sent = {"name": "contribution", "clip": 1.0, "inner": solver()}
-    enough = {"name": "secure-masked", "parties": 4, "inner": sent, "noise": 1.0}
+    enough = {"name": "secure-masked", "parties": 4, "inner": sent, "noise": 1.0, "range": 64.0}
     assert refused(manifest, enough) is None
     assert "secure-masked.noise of at least" in str(refused(manifest, {**enough, "noise": 0.1}))
 

@@ -91,7 +91,7 @@ class FunctionalEncrypt(Encoded):
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {name: value for name, value in payload.items() if name != "secure"}
 
-    def checked(self, party: Party, payload: Payload, memory: Memory) -> tuple[bytes, bytes]:
+    def checked(self, party: Party, payload: Payload, memory: Memory) -> tuple[int, bytes]:
         if BOX not in memory:
             raise PartyError("it was not asked for its public key first")
         payloads.check_cohort(party, self.parties, "are asked")
@@ -101,7 +101,7 @@ class FunctionalEncrypt(Encoded):
         return _secret(memory[BOX], authority, label), label
 
     def hidden(self, party: Party, payload: Payload, reply: Reply, memory: Memory,
-               checked: tuple[bytes, bytes]) -> tuple[Reply, Memory]:  # fmt: skip
+               checked: tuple[int, bytes]) -> tuple[Reply, Memory]:  # fmt: skip
         secret, label = checked
         digits = self.radix().split(self.numbers(party, payload, reply)).reshape(-1)
         mine = envelopes.public(as_bytes(memory[BOX])).hex()

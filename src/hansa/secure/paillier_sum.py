@@ -90,12 +90,12 @@ class PaillierEncrypt(Encoded):
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {name: value for name, value in payload.items() if name != "secure"}
 
-    def checked(self, party: Party, payload: Payload, memory: Memory) -> PublicKey:
+    def checked(self, party: Party, payload: Payload, memory: Memory) -> Any:
         payloads.check_cohort(party, self.parties, "are asked")
         return sent_key(payload, "secure", self.key_bits)
 
     def hidden(self, party: Party, payload: Payload, reply: Reply, memory: Memory,
-               checked: PublicKey) -> tuple[Reply, Memory]:  # fmt: skip
+               checked: Any) -> tuple[Reply, Memory]:  # fmt: skip
         key, numbers, packing = checked, self.numbers(party, payload, reply), self.packing(payload)
         # The draws depend on the numbers: a party whose data changed must not use the same randomisers again.
         draws = Stream(party.private("paillier") + hashlib.sha256(numbers.tobytes()).digest())
