@@ -28,6 +28,7 @@ from hansa.core.op import Op, Payload
 WORK = "work"  # the entry of a payload that sets the local work
 DIFFER = frozenset({WORK, "begin"})  # entries that may differ from party to party in a sum with signatures
 ENVELOPES = "secure"  # the entry of the masked sum itself, for one party
+LARGEST = 2**24  # bytes of an announcement
 SPREAD = 10.0  # how many times as far as another party one may go
 Announcement = Mapping[str, Any]
 
@@ -54,15 +55,19 @@ def expected(announcement: Announcement, party: int) -> bytes:
 
 def difference(message: Mapping[str, Any], promised: bytes) -> str | None:
     """What in a message to a party is not what was announced to all, or None."""
-    asked, told = json.loads(_text(_request(message))), json.loads(promised)
-    if asked == told:
+    asked, told = _request(message), json.loads(promised)
+    if _text(asked) == promised:
         return None
     for name in ("op", "payload"):
         parts = sorted({*asked[name], *told[name]})
-        differs = next((part for part in parts if asked[name].get(part) != told[name].get(part)), None)
+        differs = next((part for part in parts if not _same(asked[name], told[name], part)), None)
         if differs is not None:
             return f"another {differs!r} in the {name}"
     return "another model"
+
+
+def _same(asked: Mapping[str, Any], told: Mapping[str, Any], part: str) -> bool:
+    return part in asked and part in told and _text({part: asked[part]}) == _text({part: told[part]})
 
 
 def check(announcement: Any, ids: Sequence[int], parties: int, active: bool) -> Announcement:
@@ -76,6 +81,8 @@ def check(announcement: Any, ids: Sequence[int], parties: int, active: bool) -> 
     op, each = announcement["op"], announcement["each"]
     if not all(isinstance(announcement[name], Mapping) for name in ("op", "payload", "each")):
         raise malformed
+    if len(_text(announcement)) > LARGEST:  # the party stores its part
+        raise PartyError(f"the aggregator announced a request of more than {LARGEST} bytes to the parties of the sum")
     if not {*each} <= {str(id) for id in ids} or not all(isinstance(own, Mapping) for own in each.values()):
         raise malformed
     if (op.get("name"), op.get("parties")) != ("secure-masked", parties):
