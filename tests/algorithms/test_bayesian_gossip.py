@@ -150,6 +150,18 @@ def test_the_curvature_is_the_hessian_of_a_linear_model_and_its_forms_agree(monk
     assert torch.allclose(likelihood.matrix(w), matrix, atol=1e-12)
 
 
+@pytest.mark.parametrize("form", ["diagonal", "full"])
+@pytest.mark.parametrize("scale", [1e6, 1e200])
+def test_an_update_that_is_too_sharp_or_not_finite_keeps_the_belief(form: str, scale: float) -> None:
+    """A refusal would depend on the samples, and the aggregator chooses `sharpest`."""
+    x, y = samples()[0]
+    payload = {"dim": 3, "form": form, "prior": 0.5}
+    sent, memory = ExchangeBeliefs(repeats=1).send(party(linear, "mse", scale * x, y), payload, (1,), {})
+    prior = torch.full((3,), 0.5).double()
+    assert torch.equal(sent[1]["precision"], prior if form == "diagonal" else torch.diag(prior))
+    assert torch.equal(memory["belief/mean"], sent[1]["mean"]) and int(memory["belief/counted"]) == 1
+
+
 @pytest.mark.parametrize(
     "precision",
     [-torch.ones(3), torch.tensor([1.0, 0.0, 1.0]), torch.full((3,), 2e9), -torch.eye(3), torch.full((3, 3), 1.0),

@@ -109,7 +109,10 @@ class ExchangeBeliefs(RouteOp):
                 step, precision = likelihood.solved(mean, held, gradient), held + likelihood.diagonal(mean)
             else:
                 precision = held + likelihood.matrix(mean)
-                step = solve(precision, gradient)
+                try:
+                    step = solve(precision, gradient)
+                except torch.linalg.LinAlgError:  # singular
+                    return dict(prior)
             here, share = height(mean), 1.0
             while height(mean - share * step) > here and share > LEAST:  # never for linear models
                 share /= 2
