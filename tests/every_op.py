@@ -15,6 +15,7 @@ from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload
 from hansa.core.registry import registered, to_config
 from hansa.data.describe import Describe
+from hansa.data.statement import DataStatement
 from hansa.experiment.config import parse
 from hansa.models import Logistic
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
@@ -89,4 +90,5 @@ def exercise(watch: Callable[[Op, Party, Payload, Memory], Outcome]) -> None:
         )
     x = torch.ones(4, 2)
     describes = Party(0, Objective(None, "mse", 0), SampleGateway((x, x[:, 0]), (x, x[:, 0])), 0)
+    describes.data.stated = DataStatement((2,), "numbers", tests=True)
     watch(Describe(), describes, {}, {})

@@ -69,7 +69,7 @@ class Watched(SampleGateway):
 
     def __init__(self, samples: SampleGateway, refuses: bool = False) -> None:
         super().__init__(samples._train, samples._test, samples.header, samples._before, samples.kinds, samples.table)
-        self.refuses, self.read = refuses, set[Purpose]()
+        self.stated, self.refuses, self.read = samples.stated, refuses, set[Purpose]()
 
     def admit(self, purpose: Purpose) -> None:
         self.read.add(purpose)

@@ -179,6 +179,8 @@ class Untouched:
         (FIFTY, {"loss": "bce", "classes": None, "outputs": 1}, "do not all lie in 0..1"),
         (FIFTY, {"table": {"missing": [], "labels": []}}, "no table with named columns"),
         (FIFTY, {"model": "nothing"}, "nothing"),
+        (FIFTY, {"shape": 2}, r"malformed task \(TypeError\); see the party's log"),
+        (FIFTY, {"shapes": [[2]], "dtype": "int8"}, "task.dtype must be one of"),
         (DataStatement((2,), "numbers"), {}, "not whole class numbers"),
         (DataStatement((2,), "whole"), {}, "set task.loss = 'mse'"),
         (DataStatement((2,), "none"), {}, "it has no labels"),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.columns import ids_of
-from hansa.core.errors import DataError, NotAdmitted
+from hansa.core.errors import DataError, NotAdmitted, before_reading
 from hansa.core.fitting import check_features, check_outputs, check_whole_features, clamped, looks_one_hot, output_of
 from hansa.core.functions import is_function
 from hansa.core.gateway import StoredSamples, TableRows
@@ -253,6 +253,17 @@ def _as_given(rows: TableRows) -> StoredSamples | TableRows:
 
 
 # ---- against a task --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Decide from a task and from declarations alone: what is wrong may be told in full."""
+    try:
+        with before_reading():
+            yield
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # perhaps of the owner's own model
+        log.exception("the party cannot make the task")
+        raise NotAdmitted(f"malformed task ({type(error).__name__}); see the party's log") from None
 
 
 def check_task(statement: DataStatement, number: int, task: Mapping[str, Any], objective: Objective,

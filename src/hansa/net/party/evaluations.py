@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
+
 from hansa.core.errors import ConfigError, OutOfRange
 from hansa.core.op import Memory, Op, Party, Payload, unwrap
 from hansa.core.predictor import Evaluate, Predictor
@@ -30,17 +32,19 @@ def check_rows(op: Op, party: Party, payload: Payload, memory: Memory) -> None:
     """Raise an OutOfRange for a model that depends on the position of a sample, or fails on samples.
 
     Such a model could have known outputs for all samples but one, so that the metric reveals that sample. The model is
-    run on one sample and on two: parameters per row give a wrong number of outputs, or fail.
+    run on one made-up sample and on two: parameters per row give a wrong number of outputs, or fail. Whether it fails
+    on a sample of the party does not count: that would tell of the sample.
     """
     inner = unwrap(op)[1]
     name, tests = getattr(inner, "predictor", None), isinstance(inner, Evaluate)
     if name is None or not (party.data.tests if tests else party.n):
         return
-    x, _ = party.data.test_rows("evaluate") if tests else party.rows("statistics")
+    like = (party.data.test_rows("evaluate") if tests else party.rows("statistics"))[0]
+    x = torch.zeros((2, *like.shape[1:]), dtype=like.dtype, device=like.device)
     predictor: Predictor = build("predictor", name)
     own = predictor.own(party, payload, memory)
     shapes = []
-    for rows in (x[:1], x[:2]):
+    for rows in (x[:1], x):
         with contextlib.suppress(RuntimeError):  # parameters for another number of rows
             shapes.append((len(rows), predictor.outputs(party.objective, own, rows).shape))
     if len(shapes) < 2 or any(shape != (rows, *shapes[0][1][1:]) for rows, shape in shapes):

@@ -13,9 +13,10 @@ from typing import Any
 
 from hansa.core.ask import op_config, op_of
 from hansa.core.entries import sizes_of
-from hansa.core.errors import HansaError, NotAdmitted, before_reading
+from hansa.core.errors import HansaError, NotAdmitted
 from hansa.core.op import DataOp, Op, Party
 from hansa.core.stopping import go_on
+from hansa.net.party.data_statement import told
 from hansa.net.party.policy import Policy
 
 Steps = Sequence[Mapping[str, Any]]
@@ -26,10 +27,10 @@ def admit(steps: Steps, party: Party, task: Mapping[str, Any], policy: Policy | 
 
     Without a policy, the steps are those of the party's own record.
     """
-    classes = getattr(party.data.stated, "classes", task.get("classes"))
+    classes = getattr(party.data.stated, "classes", None) or task.get("classes")
     made_up = replace(party, data=party.data.stand_in(classes))
     for step in steps:
-        with before_reading():
+        with told():
             op: Op = op_of(step["op"], where="task")
             refused = policy and (policy.refuses_preparation(op) or policy.refuses_weights(op, step["payload"]))
             if refused or not isinstance(op, DataOp):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hansa.core.augment import Augment, check_augment
-from hansa.core.errors import DataError, NotAdmitted, before_reading
+from hansa.core.errors import DataError, NotAdmitted
 from hansa.core.fitting import clamped, typed_samples, typed_targets
 from hansa.core.gateway import SampleGateway, StoredSamples, TableRows
 from hansa.core.objective import Objective, count_numbers
@@ -33,7 +33,7 @@ from hansa.data.party_files import aligned
 from hansa.data.table import Table
 from hansa.experiment.column_tasks import DTYPES, hold_out_people
 from hansa.experiment.tasks import hold_out_one, make_augment, make_model
-from hansa.net.party.data_statement import check_task
+from hansa.net.party.data_statement import check_task, told
 
 if TYPE_CHECKING:
     from hansa.net.party.samples import PartySamples
@@ -85,7 +85,7 @@ def make_party(samples: PartySamples, parameters: int | None, number: int, task:
         gateway = SampleGateway(samples.train, samples.test, samples.header, kinds=samples.kinds)
         party = Party(number, Objective(None, "mse", 0), gateway, 0)
     else:
-        with before_reading():
+        with told():
             objective, public, augment = _admit(samples, parameters, number, task, device)
         make = _column_gateway if "shapes" in task else _table_gateway if "table" in task else _row_gateway
         gateway = make(samples, number, task, objective)
