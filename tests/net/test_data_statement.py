@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from test_reloading import JoinedParty
 from hansa.core import codec
 from hansa.core.ask import op_config
 from hansa.core.errors import ConfigError, DataError, NotAdmitted, PartyError
-from hansa.core.gateway import TableRows
+from hansa.core.gateway import SampleGateway, TableRows
+from hansa.core.objective import Objective
 from hansa.core.op import Op, Party, Reply
+from hansa.core.predictor import Evaluate
 from hansa.data.class_weights import WeighClasses
 from hansa.data.describe import Describe, Description
 from hansa.data.prepare import ApplyStandardise, ColumnMoments, StandardiseOwn
@@ -31,7 +34,9 @@ from hansa.net.party import preparations
 from hansa.net.party.agent import Worker
 from hansa.net.party.data_statement import add_table, proposed, stated
 from hansa.net.party.data_watch import WatchedSamples
+from hansa.net.party.evaluations import check_rows
 from hansa.net.party.policy import Policy
+from hansa.net.party.reloading import PolicyReloader
 from hansa.net.party.samples import PartySamples, preparer, read_samples
 from hansa.net.party.store import PartyStore
 from hansa.net.party.vault_lines import FILE
@@ -231,6 +236,27 @@ def test_a_preparation_is_tried_on_a_made_up_row_before_samples_are_prepared(ans
     assert bool(party.data.train("train")[0].isfinite().all())
 
 
+class Picky(torch.nn.Module):
+    """A model that fails on a sample with a positive feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 50, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x > 0).any()):
+            raise RuntimeError("a positive feature")
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_whether_a_model_depends_on_positions_is_not_tried_on_samples(sign: float) -> None:
+    objective = Objective(Picky, "cross_entropy", 0)
+    rows = (X.abs() * sign)[:1], Y[:1]  # one sample: two made-up ones tell parameters per row
+    party = Party(0, objective, SampleGateway(rows, rows), 0)
+    check_rows(Evaluate(), party, {"model": objective.initial._asdict()}, {})
+
+
 # ---- the owner's side ------------------------------------------------------------------------------------------------
 
 STATED: dict[str, Any] = {
@@ -354,6 +380,19 @@ def test_a_file_that_changes_against_the_statement_is_not_used_and_nothing_is_to
     assert "classes is 2 (from 0), and the targets are 0..7" in caplog.text
     file.write_text("a,b,y\n1,2,0\n3,5,1\n")
     assert watched.look(work) and watched.samples.train[0][1, 1] == 5
+
+
+def test_a_statement_changes_at_the_next_start_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, file = PartyStore(tmp_path / "home"), tmp_path / "home" / "party.toml"
+    store.policy = replace(store.policy, data=FIFTY)
+    try:
+        for text in ("min_rows = 2\n", "[data]\nshape = [2]\ntargets = 'numbers'\n"):
+            file.write_text(text)
+            PolicyReloader(store).reload()
+            assert store.next_policy is not None and store.next_policy.data == FIFTY
+            assert ("data: cannot change while the party runs" in caplog.text) == ("[data]" in text)
+    finally:
+        store.close()
 
 
 @pytest.mark.slow
