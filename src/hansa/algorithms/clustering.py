@@ -17,8 +17,8 @@ from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.entries import Number, model_of, stated
-from hansa.core.errors import BoundError, ConfigError, RoundAborted
+from hansa.core.entries import Number, Sizes, model_of, stated
+from hansa.core.errors import BoundError, ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation, Finding, Grouping
 from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload
@@ -285,6 +285,10 @@ class ClusterNetwork(NetworkPredictor):
 
     personal: ClassVar[bool] = True
     entries = stated(model=model_of((None, "dim")), usual=Number(whole=True, least=0))
+
+    def check_payload(self, payload: Payload, sizes: Sizes) -> None:
+        if payload["usual"] >= len(payload["model"]["w"]):
+            raise PartyError("malformed ask: it has no model of the largest cluster")
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         models = payload["model"]["w"]

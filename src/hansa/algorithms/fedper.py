@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,8 +11,8 @@ import torch
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.entries import WHOLE, Shaped, model_of, stated
-from hansa.core.errors import ConfigError
+from hansa.core.entries import WHOLE, Shaped, Sizes, model_of, stated
+from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.params import ParamSpec
@@ -100,6 +101,10 @@ class PersonalNetwork(NetworkPredictor):
 
     personal: ClassVar[bool] = True
     entries = stated(model=model_of(("base",)), base=Shaped(types=WHOLE, shape=("base",), least=0))
+
+    def check_payload(self, payload: Payload, sizes: Sizes) -> None:
+        if len(payload["base"]) and int(payload["base"].max()) >= sizes.get("dim", math.inf):
+            raise PartyError("malformed ask: the base has other parameters than the party's model")
 
     def own(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         objective = party.objective

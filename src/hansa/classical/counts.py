@@ -62,7 +62,13 @@ def check_tree(payload: Payload, features: int) -> None:
     """Raise a PartyError for a tree that does not fit the features, or in which a node is not below its parent."""
     feature, child, domain = payload["feature"], payload["child"], payload["domain"]
     fits = len(domain) == features and all(len(described) == 1 for described in domain)
-    fits = fits and len(feature) > 0 and _widest(domain) <= child.shape[1] and int(feature.max()) < features
+    fits = (
+        fits
+        and len(feature) > 0
+        and child.shape[1] > 0
+        and _widest(domain) <= child.shape[1]
+        and int(feature.max()) < features
+    )
     below = torch.arange(len(child), device=child.device)[:, None] < child
     if not fits or not bool(((child == -1) | (below & (child < len(child)))).all()):
         raise PartyError("malformed tree: its nodes do not fit together, or not to the features")
