@@ -159,17 +159,13 @@ class Shaped(PayloadEntry):
         for size, name in zip(value.shape, wanted, strict=True):
             if (sizes.setdefault(name, size) if isinstance(name, str) else size if name is None else name) != size:
                 return False
-        if not values or not value.numel() or self.types == FLAGS:
+        bounded = (self.least, self.above, self.most) != (-math.inf, -math.inf, math.inf)
+        if not values or not value.numel() or not (bounded or self.rising or value.is_floating_point()):
             return True
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            return False
         if self.rising and bool((value[1:] <= value[:-1]).any()):
             return False
-        low, high = (self.least, self.above), self.most
-        if (*low, high) == (-math.inf, -math.inf, math.inf):
-            return True
-        least, most = (float(number) for number in torch.aminmax(value))
-        return self.least <= least and self.above < least and most <= self.most
+        least, most = (float(number) for number in torch.aminmax(value))  # NaN if there is one
+        return self.above < least >= self.least and most <= self.most and math.isfinite(least) and math.isfinite(most)
 
 
 @dataclass(frozen=True, kw_only=True)
