@@ -20,6 +20,7 @@ from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.ask import Ask, Reduced
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
+from hansa.core.params import Params
 from hansa.experiment.config import parse_set, read
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver
@@ -53,7 +54,7 @@ class Gathering(Algorithm):
         return frozenset({"gather"})
 
     async def round(self, fed: Federation, state: State) -> State:
-        each: dict[int, Any] = {p: {"extra": p, "work": {"lr": 10.0}} for p in fed.cohort} if self.each else {}
+        each: dict[int, Any] = {p: {"age": p, "work": {"lr": 10.0}} for p in fed.cohort} if self.each else {}
         answer = await fed.gather(self.local, {"model": state.params._asdict()}, each=each)
         return state.replace(state.params._replace(w=state.params.w + answer.rows("w").mean(0)))
 
@@ -154,18 +155,19 @@ def test_what_all_are_told_travels_once_and_what_one_is_told_to_it_alone() -> No
 def test_ops_that_do_not_train_are_told_nothing() -> None:
     fed = Federation(range(3), 0, 0, 3)
     fed.tell({"steps": 4}, lambda party: {"lr": 1.0})
-    ask = fed.reduce(hansa.Gradient(), {"model": {}}).send(None)
-    assert ask.payload == {"model": {}} and ask.each == {}
+    model: dict[str, Any] = {"model": Params.none()._asdict()}
+    ask = fed.reduce(hansa.Gradient(), model).send(None)
+    assert ask.payload == model and ask.each == {}
 
 
 def test_parties_told_the_same_are_sent_one_payload() -> None:
     """A checkpoint keeps one model for all tickets that share a payload."""
     fed = Federation(range(4), 0, 0, 4)
     fed.tell({"steps": 4}, lambda party: {"lr": 1.0} if party == 3 else {})
-    model: dict[str, Any] = {"model": {}}
+    model: dict[str, Any] = {"model": Params.none()._asdict()}
     sent = [fed.submit(LOCAL, model, party).send(None).payload for party in range(4)]
     assert sent[0] is sent[1] is sent[2]
-    assert sent[3] == {"model": {}, "work": {"steps": 4, "lr": 1.0}}
+    assert sent[3] == {**model, "work": {"steps": 4, "lr": 1.0}}
 
 
 @pytest.mark.thin(0)
