@@ -114,6 +114,33 @@ def test_a_slow_party_holds_no_exchange_up_beyond_the_deadline(found: Callable[.
         assert torch.allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_a_masked_sum_goes_on_after_the_aggregator_was_restarted(found: Callable[..., League]) -> None:
+    """It announces the same as before, and its task is the one for which the parties signed their keys."""
+    league = found()
+    for k, name in enumerate(PARTIES):
+        league.join(name, samples(k), "[privacy]\nactive = true")
+    reached, go_on = threading.Event(), threading.Event()
+    worker = league.members["cid"].worker
+    answer = worker.answer
+
+    def slowly(work: Any, message: dict[str, Any], task: dict[str, Any]) -> Any:
+        if message["op"]["name"] == "secure-masked" and not reached.is_set():
+            reached.set()
+            assert go_on.wait(PATIENCE)
+        return answer(work, message, task)
+
+    worker.answer = slowly  # type: ignore[method-assign]
+    job = league.submit({**tree(), "algorithm": "fedavg"}, min_parties=3)
+    assert reached.wait(PATIENCE)
+    league.stop()
+    league.start()
+    go_on.set()
+    ended = league.ended(job)
+    assert ended["status"] == "finished", ended["reason"]
+    assert [line["replies"] for line in ended["rounds"]] == [3, 3]
+
+
 class Certified:
     """A party's folder, with a certificate of an authority."""
 
