@@ -14,9 +14,11 @@ A party that opens a sum with wrong shares is named, and the sum is opened witho
 is named, and the round has no result if its masks cannot be removed (`masking_ops` says how).
 
 Not covered:
-- The aggregator chooses who takes part and what each party is asked. It can send the other parties a model to which it
-  knows their replies, and then finds the last party's reply in the sum (Pasquini et al. 2022). So can an aggregator
-  that colludes with all other parties.
+- The aggregator chooses who takes part, and what all are asked. It cannot ask one party for something else than the
+  others, such as another model, and so find that party's reply in the sum (Pasquini et al. 2022; see `announcement`).
+  But two sums over cohorts that differ by one party differ by its reply. An aggregator that colludes with all other
+  parties knows the last one's reply.
+- Which of a party's earlier states an ask builds on, if rounds were aborted, is not compared between the parties.
 - What the sum itself says about a party. Differential privacy limits that.
 - A party that sends wrong numbers. Nobody can inspect them, so the sum is wrong. A bound that parties apply themselves
   (`privacy.bound`) holds for honest parties only.
