@@ -129,8 +129,8 @@ class Channel(Part):
     (FedNova's tau, control variates, metrics) are at most `statistics` in absolute value; their precision does not
     depend on `bits`. `max_weight` is the largest weight (number of samples) of a party. Metrics of an evaluation are
     weighted by the number of test samples. Sums that are not updates (counts, moments) give all parties the same
-    weight. Their numbers are at most what `max_weight` samples add up to, and `statistics` where one sample has no
-    bound. A party with more samples rescales its sums to fit. Other values that are larger are cut off, with a warning
+    weight. Numbers of such sums are at most what `max_weight` samples add up to, and `statistics` where one sample has
+    no bound. A party with more samples rescales its sums to fit. Other values that are larger are cut off, with a warning
     that names the setting. Replies that declare their largest value (FedMD's scores) have that range in place of
     `range`.
 
