@@ -100,7 +100,7 @@ def samples(kind: str, variant: str = "", changed: bool = False) -> PartySamples
             t[TEST_RECORD] = float(variant[1:]) * torch.sign(t[TEST_RECORD])
     if kind == "table":
         tables = (Table.of({"age": x[:, 0].tolist(), "city": texts}), Table.of({"age": t[:, 0].tolist(), "city": held}))
-        return PartySamples((x, y), (t, u), ("sick", "age", "city"), tables, ("number", "text"))
+        return PartySamples((x[:, :2], y), (t[:, :2], u), ("sick", "age", "city"), tables, ("number", "text"))
     if weights is not None:
         return PartySamples(TableRows(x, y, None, weights), TableRows(t, u))
     return PartySamples(TableRows(x, y, ids), TableRows(t, u, more))
