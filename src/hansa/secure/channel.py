@@ -130,9 +130,9 @@ class Channel(Part):
     depend on `bits`. `max_weight` is the largest weight (number of samples) of a party. Metrics of an evaluation are
     weighted by the number of test samples. Sums that are not updates (counts, moments) give all parties the same
     weight. Numbers of such sums are at most what `max_weight` samples add up to, and `statistics` where one sample has
-    no bound. A party with more samples rescales its sums to fit. Other values that are larger are cut off, with a warning
-    that names the setting. Replies that declare their largest value (FedMD's scores) have that range in place of
-    `range`.
+    no bound. A party with more samples rescales its sums to fit. Other values that are larger are cut off, with a
+    warning that names the setting. Replies that declare their largest value (FedMD's scores) have that range in place
+    of `range`.
 
     `against` is the worst aggregator that the sum withstands with its default settings, LYING or CURIOUS.
     """
