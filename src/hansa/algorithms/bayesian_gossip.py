@@ -111,7 +111,7 @@ class ExchangeBeliefs(RouteOp):
                 precision = held + likelihood.matrix(mean)
                 try:
                     step = solve(precision, gradient)
-                except torch.linalg.LinAlgError:  # singular
+                except RuntimeError:  # singular
                     return dict(prior)
             here, share = height(mean), 1.0
             while height(mean - share * step) > here and share > LEAST:  # never for linear models
