@@ -27,7 +27,7 @@ from hansa.core.entries import (
     stated,
 )
 from hansa.core.errors import AlgorithmError, PartyError
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import registered
 from hansa.local import SGD
@@ -128,6 +128,16 @@ def test_an_op_without_a_statement_is_checked_for_its_work_alone() -> None:
     for work in ({"clip": 1.0}, {"lr": 0}, {"epochs": 0}, {"batch": True}, 3):
         assert "work" in str(refuses_payload(Unstated(), {"work": work}))
     assert extended(Unstated.entries, more=Flag()) is None
+
+    class Makes(Wrapper):
+        """Makes the payload of the op inside it."""
+
+        inner = Asked()
+
+        def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
+            return {"centre": VECTOR}
+
+    assert refuses_payload(Makes(), {"count": 7}) is None
 
 
 def test_an_inherited_statement_is_extended_and_reduced() -> None:

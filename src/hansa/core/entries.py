@@ -306,7 +306,7 @@ def check_columns(op: str, columns: Sequence[int], sizes: Sizes) -> None:
 def refuses_payload(op: Op, payload: Payload, sizes: Sizes | None = None, values: bool = True) -> str | None:
     """Why a payload is not as the op states, or None. Only the request and public sizes are looked at.
 
-    Of an op without a statement only `work` is checked.
+    Of an op without a statement only `work` is checked: it may make the payload of an op inside it.
     """
     if not isinstance(payload, Mapping):
         return "malformed ask: its payload is not a table"
@@ -317,7 +317,8 @@ def refuses_payload(op: Op, payload: Payload, sizes: Sizes | None = None, values
     if fault is not None:
         return f"malformed ask: the payload of {op.name[:100]!r}: {fault}"[:1000]
     try:
-        op.check_ask(payload, known)
+        if op.entries is not None:
+            op.check_ask(payload, known)
     except (PartyError, DataError, ConfigError) as error:
         return str(error)
     return None
