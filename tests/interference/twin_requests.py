@@ -123,8 +123,8 @@ def make(name: str, floor: str, number: int) -> Request:
         for _ in range(r.choice((1, 1, 1, 2, 2, 3))):
             _mutate(request, r)
         if r.random() < 0.25:
-            payload = request.payload if r.random() < 0.4 else changed(request.payload, r)
-            request.again = [payload if isinstance(payload, dict) else request.payload]
+            other = {**request.payload, "work": {"lr": r.choice((1e-12, 0.2, 1.0))}}
+            request.again = [r.choice((request.payload, other, changed(request.payload, r)))]
     return request
 
 
@@ -307,7 +307,7 @@ def replaced(tree: Tree, path: tuple[Any, ...], value: Any) -> Tree:
     return [replaced(each, tuple(rest), value) if place == at else each for place, each in enumerate(tree)]
 
 
-def changed(tree: Tree, r: random.Random) -> Tree:
+def changed(tree: Any, r: random.Random) -> Any:
     """A tree with another value at one place."""
     every = list(places(tree))
     if not every:
