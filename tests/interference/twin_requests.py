@@ -29,7 +29,7 @@ from hansa.core.registry import field_types, lookup, registered
 from hansa.kernel.ranges import RANGES
 from hansa.local import DPSGD
 
-Tree = Any
+Tree = Any  # nested tables and lists of tensors and single values
 PURE = 3  # the first numbers of an op and a floor are valid requests without a change
 LADDER = (0.0, 1e-320, 1e-160, 1e-30, 1e-9, 1e-3, 0.1, 0.5, 2.0, 10.0, 1e3, 1e9, 1e30, 1e37, 1e39, 1e60, 1e100, 1e140,
           1e154, 1e160, 1e200, 1e250, 1e300, 1e308)  # fmt: skip
@@ -307,7 +307,7 @@ def replaced(tree: Tree, path: tuple[Any, ...], value: Any) -> Tree:
     return [replaced(each, tuple(rest), value) if place == at else each for place, each in enumerate(tree)]
 
 
-def changed(tree: Any, r: random.Random) -> Any:
+def changed(tree: Tree, r: random.Random) -> Tree:
     """A tree with another value at one place."""
     every = list(places(tree))
     if not every:
