@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -30,6 +31,7 @@ from hansa.core.runtime import complete
 from hansa.core.stopping import Brake, Halted, braked
 from hansa.data.table import Table
 from hansa.net.party.agent import Worker
+from hansa.net.party.data_statement import proposed, stated
 from hansa.net.party.peers import Peers
 from hansa.net.party.samples import PartySamples, preparer
 from hansa.net.party.store import PartyStore
@@ -104,6 +106,14 @@ def samples(kind: str, variant: str = "", changed: bool = False) -> PartySamples
     if weights is not None:
         return PartySamples(TableRows(x, y, None, weights), TableRows(t, u))
     return PartySamples(TableRows(x, y, ids), TableRows(t, u, more))
+
+
+def owned(kind: str, variant: str = "", changed: bool = False) -> PartySamples:
+    """The same, with what their owner states about them, which is the same for both twins."""
+    statement = proposed(samples(kind, variant))
+    if kind == "rare":
+        statement = dataclasses.replace(statement, classes=KINDS["rare"]["classes"], unit=False)
+    return stated(samples(kind, variant, changed), statement)
 
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []  # until the process ends
@@ -189,7 +199,7 @@ class Twin:
         shutil.copytree(enrolled(name), self.folder, dirs_exist_ok=True)
         (self.folder / "party.toml").write_text(OPEN + FLOORS[floor] + LIMITS)
         self.store = PartyStore(self.folder)
-        self.worker = Worker(self.store, preparer(samples(kind, variant, changed), self.store.policy.limits.parameters))
+        self.worker = Worker(self.store, preparer(owned(kind, variant, changed), self.store.policy.limits.parameters))
 
     def close(self) -> None:
         self.store.close()
@@ -243,7 +253,7 @@ class FellowVault(Vault):
 
 @functools.lru_cache(maxsize=64)
 def _fellow_party(name: str, number: int, kind: str) -> Party:
-    return preparer(samples(kind))(number, {**TASK, **KINDS[kind]}, "cpu")
+    return preparer(owned(kind))(number, {**TASK, **KINDS[kind]}, "cpu")
 
 
 class Fellow:
