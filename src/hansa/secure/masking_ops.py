@@ -36,7 +36,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from hansa.core.entries import Entries, Nested, extended, optional, stated
+from hansa.core.entries import Entries, FreeForm, Nested, extended, optional, stated
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
@@ -105,6 +105,7 @@ class SecureShares(Op):
         ids=payloads.IDS, keys=payloads.rows_of_bytes(KEYS),
         certificates=payloads.rows_of_bytes(signatures.CERTIFICATE, optional=True),
         signatures=payloads.rows_of_bytes(signatures.SIGNATURE, optional=True),
+        asked=FreeForm(check="the announcement of the sum: secure.announcement"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -530,10 +530,9 @@ class Policy:
 
         The messages of a route must be sealed: the op that makes them replies to the aggregator otherwise.
         """
-        layers, inner = unwrap(op)
-        for outer, part in zip((None, *layers), (*layers, inner), strict=True):
-            if isinstance(part, RouteOp) and (outer is None or outer.name not in (SEND, RECEIVE)):
-                return f"the op {part.name!r} sends messages to other parties, and the ask does not seal them"
+        refused = unsealed(op)
+        if refused is not None:
+            return refused
         if op.entries is None and self.privacy.exists:
             return (
                 f"its policy requires privacy ([privacy] in party.toml), and the op {op.name!r} does not state what it "
@@ -553,6 +552,15 @@ class Policy:
         if "epochs" in own and "steps" not in own and solver.has("steps"):
             own["steps"] = None  # steps would override epochs
         return {**payload, "work": {**payload.get("work", {}), **own}}
+
+
+def unsealed(op: Op) -> str | None:
+    """Why an ask for an op of a route would send its messages to the aggregator, or None."""
+    layers, inner = unwrap(op)
+    for outer, part in zip((None, *layers), (*layers, inner), strict=True):
+        if isinstance(part, RouteOp) and (outer is None or outer.name not in (SEND, RECEIVE)):
+            return f"the op {part.name!r} sends messages to other parties, and the ask does not seal them"
+    return None
 
 
 def _check_whole_numbers(tree: Any, where: str) -> None:
