@@ -47,6 +47,7 @@ from twins import FLOORS, Answered, Twin, masked_sum  # noqa: E402
 from hansa.core.ask import op_of  # noqa: E402
 from hansa.core.errors import HansaError  # noqa: E402
 from hansa.core.registry import registered  # noqa: E402
+from hansa.core.route_op import ROUTE  # noqa: E402
 from hansa.secure.masking import Masking  # noqa: E402
 
 UNSENDABLE = (HansaError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)
@@ -149,7 +150,7 @@ class Pair:
             return [message, *({**message, "payload": {**payload, **hidden}} for payload in request.again)]
 
         channel, op = Masking(**request.channel), op_of(request.op, where="ask")
-        payload = {name: value for name, value in request.payload.items() if name != "secure"}
+        payload = {name: value for name, value in request.payload.items() if name not in ("secure", ROUTE)}
         return masked_sum(twin, op, payload, request.tree, request.kind, channel, job, request.uniform, meddle)[0]
 
 

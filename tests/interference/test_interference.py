@@ -15,13 +15,16 @@ from twins import TASK, Answered, Twin, masked_sum
 
 from hansa.core import codec
 from hansa.core.ask import op_config
-from hansa.core.op import Op, Reply
+from hansa.core.errors import PartyError
+from hansa.core.op import Op, Party, Payload, Reply
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import registered
 from hansa.kernel.grid import Grid
 from hansa.local import DPSGD, SGD
 from hansa.local.finetune import FineTune
+from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.vault import PartyVault
+from hansa.secure.channel import Encoded
 from hansa.secure.masking import Masking
 from hansa.secure.paillier_sum import PaillierEncrypt
 
@@ -147,8 +150,18 @@ def test_sum_beyond_its_sensitivity_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_decline_that_is_not_booked_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = seed("convex-sums", "two", "x1e200", sum="masked")  # its squares overflow
-    assert not sent("active", request).findings
+    """Of an encoding that fails for large updates."""
+    numbers = Encoded.numbers
+
+    def fragile(self: Encoded, party: Party, payload: Payload, reply: Reply) -> Any:
+        if float(reply.tensors["w"].abs().max()) > 1e6:
+            raise PartyError("a value is too large")
+        return numbers(self, party, payload, reply)
+
+    monkeypatch.setattr(Encoded, "numbers", fragile)
+    request = asked(SGD(steps=1, batch=None), "x1e30", sum="masked", uniform=True)
+    case = sent("active", request)
+    assert REFUSAL in sum(case.forms, ()) and not case.findings
     monkeypatch.setattr(PartyVault, "declined", lambda *_: None)
     assert [code for code, _ in sent("active", request).findings] == ["outcome"]
 

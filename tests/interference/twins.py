@@ -232,8 +232,8 @@ class Twin:
 class FellowVault(Vault):
     """The vault of an honest party of a masked sum, which signs with its own certificate."""
 
-    def __init__(self, name: str, job: str) -> None:
-        self._peers, self._job = Peers(enrolled(name), {}), job
+    def __init__(self, name: str, job: str, task: str) -> None:
+        self._peers, self._job, self._task = Peers(enrolled(name), {}), job, task
 
     def begin_session(self, kind: str, name: str) -> bytes:
         return hashlib.sha256(f"{self._peers.federation} {kind} {name}".encode() + self.sign(b"")[1]).digest()
@@ -250,6 +250,10 @@ class FellowVault(Vault):
     def scope(self) -> tuple[str, ...]:
         return self._peers.federation, self._job
 
+    @property
+    def task(self) -> str:
+        return self._task
+
 
 @functools.lru_cache(maxsize=64)
 def _fellow_party(name: str, number: int, kind: str) -> Party:
@@ -259,12 +263,15 @@ def _fellow_party(name: str, number: int, kind: str) -> Party:
 class Fellow:
     """An honest party beside the twin in a masked sum."""
 
-    def __init__(self, name: str, number: int, kind: str, job: str) -> None:
-        party = _fellow_party(name, number, kind)
-        self.party = Party(number, party.objective, party.data, party.seed, vault=FellowVault(name, job))
+    def __init__(self, name: str, number: int, kind: str, job: str, task: str) -> None:
+        party, vault = _fellow_party(name, number, kind), FellowVault(name, job, task)
+        self.party = Party(number, party.objective, party.data, party.seed, vault=vault)
         self.memory: Memory = {}
 
-    def answer(self, op: Op, payload: Payload) -> Reply | str:
+    def answer(self, op: Op, payload: Payload, message: Mapping[str, Any]) -> Reply | str:
+        refused = op.refuses_request(message, self.memory, self.party.vault.task)
+        if refused is not None:
+            return refused
         try:
             outcome = perform(op, self.party, payload, self.memory)
         except Exception as error:
@@ -286,7 +293,8 @@ def masked_sum(twin: Twin, op: Op, payload: Payload, task: Mapping[str, Any], ki
     `meddle` gives the messages that the twin is sent in place of the one that asks for its masked numbers; the fellows
     are asked for the op that `other` makes of its op.
     """
-    fellows = {1: Fellow("bob", 1, kind, job), 2: Fellow("cid", 2, kind, job)}
+    digest = hashlib.sha256(codec.encode(task)).hexdigest()
+    fellows = {k: Fellow(name, k, kind, job, digest) for k, name in ((1, "bob"), (2, "cid"))}
     said: list[Answered] = []
     tip: list[str | None] = [None]
 
@@ -311,7 +319,8 @@ def masked_sum(twin: Twin, op: Op, payload: Payload, task: Mapping[str, Any], ki
         outcomes: list[tuple[int, Reply | str]] = []
         for party in ask.parties:
             op = other(ask.op) if hides(ask) else ask.op
-            one = fellows[party].answer(op, ask.payload_of(party)) if party else of_twin(ask)
+            message = dataclasses.replace(ask, op=op).message(party)
+            one = fellows[party].answer(op, ask.payload_of(party), message) if party else of_twin(ask)
             outcomes.append((party, one))
         return combine(ask, outcomes, Rules(), Record())
 
