@@ -221,9 +221,9 @@ def test_a_preparation_is_tried_on_a_made_up_row_before_samples_are_prepared(ans
     op, sgd = ColumnMoments(), {"centre": torch.zeros(2, dtype=torch.float64)}
     numbers = {"mean": torch.zeros(2), "std": torch.ones(2)}
     for steps, why in (
-        ([(WeighClasses(), weights)], "a weight for each class"),  # before: whether label 42 occurs
-        ([(ApplyStandardise(), {"mean": torch.zeros(3), "std": torch.ones(3)})], "does not fit its samples"),
-        ([(ApplyStandardise(), {})], "does not fit its samples"),
+        ([(WeighClasses(), weights)], "real numbers of the shape [classes]"),  # before: whether label 42 occurs
+        ([(ApplyStandardise(), {"mean": torch.zeros(3), "std": torch.ones(3)})], "mean must be a tensor"),
+        ([(ApplyStandardise(), {})], "mean is missing"),
         ([(ApplyStandardise(), numbers), (SGD(), {})], "is not a preparation of data"),
     ):  # fmt: skip
         assert why in alike(answers([twin(41), twin(42)], {**TASK, "prepared": True}, op, sgd, steps))
@@ -231,7 +231,7 @@ def test_a_preparation_is_tried_on_a_made_up_row_before_samples_are_prepared(ans
     steps = [(ApplyStandardise(), {name: value.double() for name, value in extreme.items()}), (StandardiseOwn(), {})]
     party = preparer(twin())(0, {**TASK, "dtype": "float32", "prepared": True}, "cpu")
     tree = [{"op": op_config(one), "payload": payload} for one, payload in steps]
-    preparations.admit(tree, party, 50, Policy())
+    preparations.admit(tree, party, TASK, None)
     assert [name for step in preparations.apply(tree, party) for name in step["payload"]] == ["mean", "std"] * 2
     assert bool(party.data.train("train")[0].isfinite().all())
 

@@ -57,6 +57,8 @@ FLOORS = ("dp = true", "epsilon = 1.0", "secure = true", "active = true")
 class Failing(SGD):
     """Train, and fail before or after the samples are read, or give an answer once."""
 
+    entries = SGD.entries
+
     error: str = ""
     early: bool = False
     number: int = 0
@@ -88,7 +90,7 @@ class Asker:
     def __call__(
         self, op: Op, payload: Any = None, round: int = 0, task: Any = TASK, job: str = "job-1"
     ) -> Reply | str:
-        message = {"op": op_config(op), "payload": payload or {"model": MODEL}, "round": round}
+        message = {"op": op_config(op), "payload": {"model": MODEL} if payload is None else payload, "round": round}
         about = {"task": task, "preparations": []}
         blobs = [Blob(hashlib.sha256(data).hexdigest(), len(data)) for data in map(codec.encode, (message, about))]
         work = Work(job, "job", 0, round, "round", 0, *blobs, None, None, None, 1)
@@ -229,11 +231,14 @@ def test_labels_outside_of_the_job_add_nothing_to_private_sums(party: Callable[.
                "features": torch.arange(3)}  # fmt: skip
     op, odd = PrivateHistograms(sigma=2.0, bits=10), Y.clone()
     odd[0] = 41
-    for y in (Y, odd):
+    for y in (Y, odd):  # a job without classes, and one that does not have the class
         here = party("[privacy]\nepsilon = 50.0", X, y)
-        reply = here(op, payload, task={**TASK, "model": None, "classes": None})
-        assert isinstance(reply, Reply), reply
+        said = {str(here(op, payload, task={**TASK, "model": None, "classes": None}))}
+        said |= {str(here(op, payload, task={**TASK, "model": None}))} if y is odd else set()
+        assert all("2 classes" in text or "it states 42 classes" in text for text in said), said
         assert here.declined == 0
+    targets, counts = op.labels(here.worker._prepare(0, {**TASK, "model": None, "classes": 42}, "cpu"), odd)
+    assert targets.tolist() == [0, *Y[1:].tolist()] and counts.tolist() == [False] + [True] * 19
     assert "bits" in party("[privacy]\nepsilon = 50.0")(PrivateHistograms(bits=30), payload)
 
 
@@ -291,6 +296,6 @@ def test_no_refusal_names_a_column_or_a_label(party: Callable[..., Asker]) -> No
 @pytest.mark.parametrize("name", ["samples", "split-size"])
 def test_a_number_of_samples_is_a_reading(party: Callable[..., Asker], name: str) -> None:
     here, op = party("[budget]\ntotal = { statistics = 1 }"), build("op", name)
-    assert isinstance(here(op), Reply) and here.worker.vault.contents.count() == {"statistics": 1}
-    assert "1 asks for statistics over all jobs" in here(op, round=1)
-    assert "its policy requires" in party("[privacy]\ndp = true")(op)
+    assert isinstance(here(op, {}), Reply) and here.worker.vault.contents.count() == {"statistics": 1}
+    assert "1 asks for statistics over all jobs" in here(op, {}, round=1)
+    assert "its policy requires" in party("[privacy]\ndp = true")(op, {})

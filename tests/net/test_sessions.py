@@ -27,7 +27,6 @@ from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
 from hansa.net.party import sessions
-from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.agent import Worker
 from hansa.net.party.samples import preparer
 from hansa.net.party.sessions import PartySessions
@@ -176,8 +175,7 @@ def test_a_thief_with_all_messages_cannot_run_the_party_again(homes: Homes, tmp_
         if name == "secure-unmask":  # its answer holds no secret of this party: the aggregator has it
             assert isinstance(after, str) or codec.encode(after.tree()) == codec.encode(before.tree())
         else:
-            assert isinstance(after, str), name
-            assert after == REFUSAL if name == "secure-masked" else "has ended" in after
+            assert isinstance(after, str) and "has ended" in after, name
     (copy / "vault.jsonl").unlink()  # a thief keeps to no rules
     shutil.rmtree(copy / "sessions")
     work, message = next((work, message) for k, work, message, _ in homes.asked if k == 0)

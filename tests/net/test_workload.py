@@ -139,7 +139,7 @@ def test_a_reply_that_would_fill_the_memory_is_refused(op: Op, payload: Any, tmp
 
 
 def test_a_secure_sum_of_too_many_neighbours_is_refused(tmp_path: Path) -> None:
-    payload = {"ids": torch.arange(3), "keys": torch.zeros(3, KEYS, dtype=torch.uint8)}
+    payload = {"ids": torch.arange(3), "keys": torch.zeros(3, KEYS, dtype=torch.uint8), "asked": {}}
     said = answer(tmp_path / "home", SecureShares(10**6, 0.9, 10**6), payload)
     assert isinstance(said, str) and "at most 20 participants (limits.participants in party.toml)" in said
     said = answer(tmp_path / "home", SecureShares(10**6, 0.9, 4), payload)  # as many parties, and few neighbours
@@ -204,7 +204,7 @@ def test_evaluation_stops_between_its_batches(tmp_path: Path) -> None:
 def test_a_tree_in_which_a_node_is_below_itself_is_refused(tmp_path: Path) -> None:
     """Version 0.1.0 followed such a tree for ever."""
     tree = {"domain": [{"cuts": [0.0]}] * 3, "feature": torch.tensor([0, 0]), "child": torch.tensor([[1, 1], [0, 0]])}
-    assert answer(tmp_path / "home", SplitCounts((1,), 3, 2, 2), tree) == REFUSAL
+    assert "malformed tree" in answer(tmp_path / "home", SplitCounts((1,), 3, 2, 2), tree)  # type: ignore[operator]
     x, y = samples(0)[0]
     made = preparer(((x, y), (x, y)))(0, TASK, "cpu")
     with pytest.raises(PartyError, match="malformed tree"):

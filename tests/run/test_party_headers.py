@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import hansa
-from hansa.core.errors import ConfigError, DataError
+from hansa.core.errors import ConfigError, DataError, NotAdmitted
 from hansa.experiment.config import parse
 from hansa.experiment.deployed import own_samples
 from hansa.net.party.samples import preparer, read_samples
@@ -120,7 +120,7 @@ def test_a_deployed_party_reads_its_header_and_follows_the_jobs(folder: Path) ->
     party = preparer(given)(0, task, "cpu")
     np.testing.assert_allclose(party.data.train("train")[0].numpy(), ROWS["b"], atol=1e-6)
     np.testing.assert_allclose(party.data.test("evaluate")[0].numpy(), ROWS["t"], atol=1e-6)
-    with pytest.raises(DataError, match="its columns lack 'weight'"):
+    with pytest.raises(NotAdmitted, match="its columns lack 'weight'"):
         preparer(given)(0, {**task, "header": ["sick", "age", "chol", "weight"]}, "cpu")
     tree, _ = own_samples(parse({"task": {"parties": ["a.csv"], "test": "t.csv", "model": "logistic"}}, str(folder)))
     assert tree["header"] == ["sick", "chol", "age", "pulse"]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, before_reading
 from hansa.core.federation import Federation
 from hansa.core.norms import max_abs
 from hansa.core.objective import Objective
@@ -71,7 +71,8 @@ class Encoded(Wrapper):
             raise ConfigError(f"the secure sum needs {width} bits, and {WIDEST} are the most")
 
     def around(self, party: Party, payload: Payload, memory: Memory) -> Around:
-        checked = self.checked(party, payload, memory)
+        with before_reading():
+            checked = self.checked(party, payload, memory)
         reply, memory = yield self.before(party, payload, memory)
         return self.hidden(party, payload, reply, memory, checked)
 

@@ -84,8 +84,8 @@ def announced(payload: Payload, whose: int | str) -> int:
 
 def people_of(party: Party, payload: Payload, memory: Memory) -> Tensor:
     """The points of a party's people, training rows before test rows; the pseudonyms go to its memory."""
-    with before_reading():  # of ids, which is counted
-        psi_group.available()
+    psi_group.available()  # before the reading of ids, which is counted
+    with before_reading():
         if announced(payload, party.id) != sum(own_sizes(party)):
             raise PartyError("the aggregator announces another number of its people")
     train, test = party.ids.tolist(), party.data.test_ids("match").tolist()

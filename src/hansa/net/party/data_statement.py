@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hansa.core import disk
 from hansa.core.columns import ids_of
 from hansa.core.errors import DataError, NotAdmitted, before_reading
 from hansa.core.fitting import check_features, check_outputs, check_whole_features, clamped, looks_one_hot, output_of
@@ -371,10 +371,8 @@ def _check_targets(statement: DataStatement, task: Mapping[str, Any], objective:
 def add_table(path: Path, statement: DataStatement) -> None:
     """Add a statement to `party.toml`, for the owner to check."""
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(table_of(statement))
-            file.flush()
-            os.fsync(file.fileno())
+        disk.append(path, table_of(statement).encode())
+        disk.flush(path)
     except OSError as error:
         log.warning(
             "cannot add the table [data] to %s: %s; without it, each start derives from the data what is told of them",

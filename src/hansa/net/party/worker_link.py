@@ -86,7 +86,7 @@ class SignData(Struct, tag=True):
     data: bytes
 
 
-class Reads(Struct, tag=True):
+class BeginsToRead(Struct, tag=True):
     """From the worker: an ask begins to read samples. If the worker ends in it, that counts as a decline."""
 
     reading: ReadingAsk
@@ -108,7 +108,7 @@ class Response(Struct, tag=True):
 
 
 ToWorker = Begin | AskWorker | StopAsk | Signed | Response
-FromWorker = Ready | Done | SignData | Reads | Request
+FromWorker = Ready | Done | SignData | BeginsToRead | Request
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _from_worker = msgspec.msgpack.Decoder(FromWorker)
 

@@ -26,9 +26,9 @@ from hansa.net.party.worker_link import (
     LENGTH,
     AskWorker,
     Begin,
+    BeginsToRead,
     Done,
     FromWorker,
-    Reads,
     Ready,
     Request,
     Response,
@@ -132,7 +132,7 @@ class _Agent:
 
     def reads(self, job: str, ask: str) -> None:
         """Tell the agent that an ask begins to read."""
-        self.send(Reads((job, ask)))
+        self.send(BeginsToRead((job, ask)))
 
     def talk(self, request: bytes) -> bytes:
         """Have the agent pass a request of a session on; return the response."""
