@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_boosting import boosted, divided
 from test_tree_growth import asked_of, party_of
 
 import hansa
+from hansa.classical.trees.bins import Bins
+from hansa.classical.trees.gradients import rounded
 from hansa.classical.trees.private import PrivateHistograms
+from hansa.classical.trees.table import TreeTable
 from hansa.core.budget import Release
 from hansa.core.errors import PartyError
 from hansa.privacy import spent
@@ -45,6 +49,25 @@ def test_the_noise_has_sigma_times_the_largest_change_that_one_sample_makes() ->
     plain = [super(PrivateHistograms, first).run(p, payload, {})[0].tensors["sums"][0].numpy() for p in (party, less)]
     apart = (plain[0] - plain[1]) / np.array([2.0**20, 2.0**20, 1.0])[:, None]
     assert 0 < np.sqrt((apart**2).sum()) <= deviation
+
+
+def test_a_sample_whose_output_overflows_changes_a_sum_by_no_more_than_another() -> None:
+    """The aggregator chooses earlier trees: two leaves of 1.7e308 made the sums of a bin those of a single sample."""
+    x = np.array([[0.0, 1.0], [9.0, 1.0], [0.0, 1.0]])
+    bins = Bins.of_features([[5.0], []], [])
+    grows, before = TreeTable(3), TreeTable(3)
+    grows.add_root(-1, 0, np.zeros(3))
+    for _ in range(2):
+        root = before.add_root(-1, 0, np.zeros(3))
+        before.split(root, 0, 0, False, None, 0.0, (0, 0), (np.zeros(3), np.array([1.7e308, 0.0, 0.0])))
+    payload = {"bins": bins.payload(), "trees": grows.arrays().payload(), "before": before.arrays().payload(),
+               "slots": torch.zeros(1, 2, dtype=torch.int64), "base": torch.zeros(3, dtype=torch.float64),
+               "features": torch.tensor([1])}  # fmt: skip
+    op = PrivateHistograms("softmax", 3, 1.0, 8, 2)
+    party = party_of((x, np.array([0, 1, 2])))
+    sums = super(PrivateHistograms, op).run(party, payload, {})[0].tensors["sums"][0]
+    assert sums[:, 0].abs().max() <= 3 * 2**8
+    assert rounded(np.array([np.nan, np.inf, 0.5]), 1.0, 8).tolist() == [0, 256, 128]
 
 
 def test_every_level_is_one_release_and_a_spent_budget_ends_the_training() -> None:

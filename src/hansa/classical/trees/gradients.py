@@ -14,6 +14,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 LOSSES = ("logistic", "softmax", "squared")
 HELD_BITS = 20  # of the losses of held-out samples
+FAR = 1e300  # an output beyond it counts as it: the difference of two outputs must be a number
 
 
 def unit_bits(samples: int) -> int:
@@ -48,6 +49,7 @@ def probabilities(loss: str, margins: Array) -> Array:
     if loss == "logistic":
         small = np.exp(-np.abs(margins))
         return np.where(margins >= 0, 1.0, small) / (1.0 + small)
+    margins = np.clip(margins, -FAR, FAR)
     shifted = np.exp(margins - margins.max(1, keepdims=True))
     total = shifted[:, :1].copy()
     for column in range(1, shifted.shape[1]):  # in the order of the classes, for every number of samples
@@ -57,8 +59,11 @@ def probabilities(loss: str, margins: Array) -> Array:
 
 
 def rounded(values: Array, bound: float, bits: int) -> Array:
-    """Numbers of at most `bound` in absolute value as whole numbers (of type float64); larger ones are clipped."""
-    return np.rint(np.clip(values / bound, -1.0, 1.0) * 2.0**bits)
+    """Numbers of at most `bound` in absolute value as whole numbers (of type float64); larger ones are clipped.
+
+    What is not a number becomes 0: it would replace a whole sum.
+    """
+    return np.rint(np.clip(np.nan_to_num(values / bound), -1.0, 1.0) * 2.0**bits)
 
 
 def most_loss(loss: str) -> int:

@@ -216,10 +216,11 @@ class TreeArrays:
         """Add the values of the trees from `first` on to the outputs [samples, outputs], in place."""
         for tree in range(first, len(self.roots)):
             values = self.value[self.leaves(codes, bins, tree)]
-            if self.outputs[tree] < 0:
-                margins += values
-            else:
-                margins[:, self.outputs[tree]] += values[:, 0]
+            with np.errstate(over="ignore"):  # losses and gradients bound an output that is infinite
+                if self.outputs[tree] < 0:
+                    margins += values
+                else:
+                    margins[:, self.outputs[tree]] += values[:, 0]
 
 
 def _array(tensor: Any, name: str) -> Array:
