@@ -136,6 +136,16 @@ def test_changed_test_samples_are_noticed_too(home: Callable[..., Home]) -> None
     assert party.weight(1, op=Evaluate()) == 40
 
 
+def test_an_evaluation_on_other_test_samples_is_another_query(home: Callable[..., Home]) -> None:
+    party = home()
+    first = party.ask(0, Evaluate())
+    write(party.folder / "test.csv", 30, seed=3)
+    party.ask(0, Evaluate(), job="job-2")  # a new round: the party reads its files again
+    again = party.ask(0, Evaluate())
+    assert isinstance(first, Reply) and isinstance(again, Reply) and first.metrics != again.metrics
+    assert party.worker.vault.contents.count() == {"evaluate": 3}
+
+
 def test_data_that_were_withdrawn_are_not_used_any_more(home: Callable[..., Home]) -> None:
     party = home()
     party.ask(0)

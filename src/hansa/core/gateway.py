@@ -222,15 +222,24 @@ class SampleGateway:
         return out
 
     def digest(self) -> str:
-        """A hash of the training samples, which never leaves the party."""
-        x, y, ids, weights = self._train
-        tree: dict[str, Any] = {"x": x.digest() if isinstance(x, StoredRows) else x}
-        tree |= {} if y is None else {"y": y}
-        if weights is not None:
-            tree["weights"] = weights
-        if ids is not None:
-            tree["ids"] = encoded(ids)
+        """A hash of the samples, which never leaves the party."""
+        tree = _hashed(self._train)
+        if self._test is not None:
+            tree["test"] = _hashed(self._test)
+        if self._before is not None:
+            tree["before"] = _content(self._before)
         return codec.digest(tree)
+
+
+def _hashed(rows: TableRows) -> dict[str, Any]:
+    """Rows as a tree whose digest is that of their content."""
+    x, y, ids, weights = rows
+    tree = {"x": _content(x), "y": y, "weights": weights, "ids": None if ids is None else encoded(ids)}
+    return {name: value for name, value in tree.items() if value is not None}
+
+
+def _content(x: Features) -> Any:
+    return x.digest() if isinstance(x, StoredRows) else x
 
 
 def _finite_after(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
