@@ -206,6 +206,16 @@ def test_a_party_that_cannot_be_built_counts_once_per_task(party: Callable[..., 
     assert "decline 2 asks" in here(SGD(), task={**TASK, "classes": 40}, job="job-3")
 
 
+def test_public_samples_that_cannot_be_read_are_no_decline(party: Callable[..., Asker]) -> None:
+    """They are the aggregator's: with a few of them it would end all work of a party."""
+    here, data = party("[privacy]\nsecure = true"), b"no samples"
+    digest = hashlib.sha256(data).hexdigest()
+    here.worker._public.folder.mkdir()
+    (here.worker._public.folder / digest).write_bytes(data)
+    said = here(FineTune(SGD()), task={**TASK, "public": {"digest": digest, "size": len(data)}})
+    assert isinstance(said, str) and said != REFUSAL and here.declined == 0
+
+
 def test_no_record_decides_whether_a_fine_tuning_is_answered(party: Callable[..., Asker]) -> None:
     """564 asks whose fine-tuning diverges for some samples revealed three records to twelve digits."""
     other = X.clone()

@@ -42,6 +42,7 @@ from hansa.net.party.after_reading import AfterReading, AgentLink
 from hansa.net.party.approval_gate import ApprovalGate, waits
 from hansa.net.party.approvals import Approvals
 from hansa.net.party.asks import AskFiles, AskOutcome, Runner, read_table
+from hansa.net.party.data_statement import told
 from hansa.net.party.data_watch import LossWatch
 from hansa.net.party.evaluations import check_rows
 from hansa.net.party.gateway import OwnerGateway
@@ -359,7 +360,8 @@ class Worker:
         key = (work.job, work.task.digest, before)
         if self._ready is None or self._ready[0] != key:
             if "public" in task:
-                task = {**task, "public": self._public.read(task["public"]["digest"])}
+                with told():
+                    task = {**task, "public": self._public.read(task["public"]["digest"])}
             party = self._prepare(work.party, self._policy.split(task), self._policy.device)
             admit(preparations, party, task, self._policy if before is None else None)  # else: it was allowed then
             self._applied = apply(preparations, party)
