@@ -183,6 +183,15 @@ def test_a_failure_with_memory_counts_as_one_after_a_reading(party: Callable[...
     assert here(FineTune(Failing(error="party", early=True)), round=1) == REFUSAL and here.declined == 1
 
 
+def test_a_model_that_the_owner_bounds_is_no_decline_although_there_is_memory(party: Callable[..., Asker]) -> None:
+    """The bound compares models alone; a party with memory would soon have no declines left."""
+    here = party("[privacy]\nsecure = true\n[broadcast]\nnorm = 1.0")
+    assert isinstance(here(FineTune(SGD())), Reply)
+    here.worker._memory.recall = lambda *_: {f"{PREFIX}w": torch.ones(8)}  # type: ignore[method-assign]
+    far = {"model": {**MODEL, "w": torch.full((8,), 9.0, dtype=torch.float64)}}
+    assert "broadcast.norm" in here(FineTune(SGD()), far, round=1) and here.declined == 0
+
+
 def test_the_agent_learns_of_a_reading_before_it_begins(party: Callable[..., Asker]) -> None:
     """A worker that is killed counts as a decline from then on."""
     here = party("[privacy]\ndp = true")

@@ -267,10 +267,10 @@ class Worker:
             return result
 
         with booked.rule as rule:
-            if memory and not op.serves:  # made from samples: what the op does with it may depend on them
-                rule.begin()
             trains = any(isinstance(part, (LocalSolver, SessionOp)) and not part.evaluates for part in parts(op))
             seen = self._check_model(work, booked) if trains else None
+            if memory and not op.serves:  # made from samples: what the op does with it may depend on them
+                rule.begin()
             if isinstance(op, Deliver):
                 own_models.keep(self._memory, work.job, party, op.used_by, payload, memory, booked.settings,
                                 self._applied)  # fmt: skip
