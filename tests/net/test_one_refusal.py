@@ -282,9 +282,18 @@ def test_a_model_that_keeps_state_is_not_trained_with_differential_privacy(
     assert isinstance(party(functions)(DPSGD(steps=2, sigma=2.0), task=task), Reply), "without a floor it is trained"
 
 
+def test_a_model_that_cannot_be_made_is_no_decline(
+    party: Callable[..., Asker], own_models: Callable[[], list[float]]
+) -> None:
+    """No sample has been read, and a few such tasks would end all work of a party."""
+    here = party('functions = ["models_of_refusals:huge"]\n[privacy]\nsecure = true')
+    said = here(FineTune(SGD()), task={**TASK, "model": "models_of_refusals:huge"})
+    assert said == "malformed task (RuntimeError); see the party's log" and here.declined == 0
+
+
 @pytest.fixture
 def own_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of the owner: one fails on large samples, one adds what it has seen before."""
+    """Models of the owner: one fails on large samples, one adds what it has seen before, one cannot be made."""
 
     class Fussy(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -299,8 +308,13 @@ def own_models(monkeypatch: pytest.MonkeyPatch) -> None:
             before, self.seen = self.seen, float(x.detach().sum())
             return super().forward(x) * (1 + before)
 
+    class Huge(nn.Linear):
+        def named_buffers(self, *args: Any, **options: Any) -> Any:
+            raise RuntimeError("can't allocate memory")
+
     module: Any = type(sys)("models_of_refusals")
     module.fussy, module.stateful = lambda: Fussy(3, 2).double(), lambda: Stateful(3, 2).double()
+    module.huge = lambda: Huge(3, 2).double()
     monkeypatch.setitem(sys.modules, "models_of_refusals", module)
 
 

@@ -261,7 +261,8 @@ def told() -> Iterator[None]:
     try:
         with before_reading():
             yield
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # perhaps of the owner's own model
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+        # perhaps of the owner's own model, or one that does not fit into memory
         log.exception("the party cannot make the task")
         raise NotAdmitted(f"malformed task ({type(error).__name__}); see the party's log") from None
 
