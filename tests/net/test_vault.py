@@ -79,13 +79,13 @@ class Place:
         self.worker = Worker(self.store, preparer(((x + shift, y), None)))
 
     def answer(self, op: Op = LOCAL, round: int = 0, job: str = "job-1", task: Any = TASK,
-               preparations: Any = (), payload: Any = None) -> Reply | str:  # fmt: skip
+               preparations: Any = (), payload: Any = None, number: int = 0) -> Reply | str:  # fmt: skip
         message = {"op": op_config(op), "payload": payload or usual_payload(op), "round": round}
         blobs, about = [], {"task": task, "preparations": list(preparations)}
         for tree in (message, about):
             data = codec.encode(tree)
             blobs.append(Blob(hashlib.sha256(data).hexdigest(), len(data)))
-        work = Work(job, "job", 0, round, "round", 0, *blobs, None, None, None, 1)
+        work = Work(job, "job", number, round, "round", 0, *blobs, None, None, None, 1)
         return self.worker.answer(work, message, about)[0]
 
     def costs(self, rounds: int) -> float:
@@ -337,6 +337,8 @@ def test_without_a_floor_a_job_may_hold_samples_out_in_one_way_only(place: Any) 
     for share, seed in ((0.5, 1), (0.52, 0), (0, 0)):
         for op in (Evaluate(), SGD()):
             assert "they are fixed once per job" in again.answer(op, task=split(share, seed))
+    said = again.answer(Evaluate(), round=2, task=split(0.5), number=1)
+    assert said == "the job's numbers of this party were 0 and are now 1; they are fixed once per job"
     assert isinstance(again.answer(Evaluate(), job="job-2", task=split(0.52, 1)), Reply)
     for share, seed in (
         (1.0, 0),

@@ -215,7 +215,7 @@ class Worker:
     def _book(self, work: Work, admitted: AdmittedAsk) -> BookedAsk:
         """Build the party, and record on disk what the ask fixes and what it is going to read."""
         op, message, settings = admitted.op, admitted.message, admitted.settings
-        self._fix(work.job, settings)
+        self._fix(work.job, work.party, settings)
         if self._changed(work):
             self._ready = None  # the party is made again, of the new samples
         before, preparations = unwrap(op)[1].continues, admitted.preparations
@@ -284,12 +284,14 @@ class Worker:
             self._losses.hear(work, op, answered[0])
         return answered
 
-    def _fix(self, job: str, settings: Mapping[str, Any]) -> None:
+    def _fix(self, job: str, party: int, settings: Mapping[str, Any]) -> None:
         """Record the choices of a task that are fixed for its job; a PartyError if they have changed."""
         if not settings:
             return
         where = f" in {self._store.registration()['federation']}" if self._store.enrolled else ""
         self.vault.fix(job, f"task.party_test and task.seed{where}", _split_settings(settings))
+        if settings["party_test"]:  # each number holds other samples out
+            self.vault.fix(job, f"numbers of this party{where}", str(party))
         if "table" in settings:  # another table for every ask would be a question: does a column have this value?
             self.vault.fix(job, f"the columns of the job's table{where}", codec.digest(settings["table"]))
         if "chosen" in settings:
