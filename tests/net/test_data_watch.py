@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from league import League
@@ -18,6 +19,7 @@ from test_reloading import JoinedParty, job
 from hansa.core import codec
 from hansa.core.ask import op_config
 from hansa.core.errors import DataError
+from hansa.core.fitting import kept_features
 from hansa.core.op import Op, Reply
 from hansa.core.predictor import Evaluate
 from hansa.local import DPSGD, SGD
@@ -120,6 +122,22 @@ def test_training_goes_on_as_a_party_that_starts_with_the_new_file_trains(home: 
     fresh = home().ask(1)
     assert isinstance(changed, Reply) and isinstance(fresh, Reply)
     assert torch.equal(changed.tensors["w"], fresh.tensors["w"])
+
+
+def test_a_file_of_samples_that_are_not_in_memory_is_looked_at_before_every_ask(tmp_path: Path) -> None:
+    """With the samples of the file's new content, a repeated ask would have the noise of the old ones."""
+    file, y = tmp_path / "x.npy", torch.arange(20) % 2
+    np.save(file, np.zeros((20, 3)))
+
+    def read() -> PartySamples:
+        return PartySamples((kept_features(np.load(file, mmap_mode="r"), "x"), y))
+
+    watched = WatchedSamples(read, [file], tmp_path)
+    work = Work("job", "job", 0, 1, "round", 0, Blob("0" * 64, 1), Blob("0" * 64, 1), None, None, None, 1)
+    assert not watched.look(work) and not watched.look(work)
+    np.load(file, mmap_mode="r+")[3] = 7.0
+    os.utime(file)
+    assert watched.look(work) and not watched.look(work)
 
 
 def test_a_file_that_was_touched_alone_is_no_change(home: Callable[..., Home]) -> None:

@@ -61,8 +61,13 @@ class WatchedSamples:
 
     def look(self, work: Work) -> bool:
         """At the first ask of a round: read the samples again if their files have changed; return whether they are
-        others. A PartyError if they cannot be read, or contradict the owner's statement: they are not used."""
-        if not self._paths or (work.job, work.round) == self._boundary:
+        others. A PartyError if they cannot be read, or contradict the owner's statement: they are not used.
+
+        Samples that stay in files are looked at before every ask: they change with the files, and the noise of an ask
+        that is repeated must not cover other samples.
+        """
+        held = isinstance(self.samples.train[0], Tensor)
+        if not self._paths or (held and (work.job, work.round) == self._boundary):
             return False
         try:
             now = signature(self._paths)
