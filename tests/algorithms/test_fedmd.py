@@ -223,6 +223,20 @@ def test_scores_are_clipped_by_the_party_and_larger_ones_are_rejected() -> None:
     assert fault(lie, op, MODEL, Rules()) == sentence
 
 
+def test_scores_of_a_model_that_the_party_has_are_another_reading() -> None:
+    """With other public samples in every ask, one booked query told the whole model."""
+
+    class Refusing(SampleGateway):
+        def admit(self, purpose: str) -> None:
+            raise PartyError(f"no {purpose}")
+
+    one = party()
+    _, memory = begun(one)
+    one.data = Refusing(PAIRS[0])
+    with pytest.raises(PartyError, match="no statistics"):
+        PublicScores(10, 24, 4).run(one, MODEL, memory)
+
+
 @pytest.mark.parametrize("fusion", [None, "median"])
 def test_a_lying_party_moves_the_consensus_by_at_most_its_share_of_the_bound(
     fusion: Any, monkeypatch: pytest.MonkeyPatch

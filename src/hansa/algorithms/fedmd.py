@@ -72,6 +72,8 @@ class PublicScores(Op):
             if not payload.get("begin"):
                 raise PartyError("it has no model yet, and this ask does not let it begin one")
             memory = own_model.remember(memory, self._pretrained(party, known))
+        else:
+            party.data.admit("statistics")  # the aggregator chooses public samples: each answer tells of the own ones
         scores = party.objective.outputs(own_model.recall(party, memory), aligned(party, self.align))
         return Reply({"w": scores.clamp(-self.max_score, self.max_score).flatten()}, weight=party.n), memory
 
