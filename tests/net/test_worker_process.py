@@ -350,7 +350,8 @@ def test_threads_are_allowed_and_the_filter_says_what_is_not(place: Callable[...
 
 @pytest.mark.slow
 @LINUX
-def test_a_worker_that_trains_on_a_gpu_is_watched_from_outside(place: Callable[..., Place]) -> None:
+def test_a_worker_that_trains_on_a_gpu_is_watched_from_outside(place: Callable[..., Place],
+                                                               caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
     """Without a limit of the system, as for a GPU; here the device is the CPU under another name."""
     assert resident(os.getpid()) > 2**25 and resident(2**22 + 1) == 0
     here = place(f'device = "cpu:0"\n[limits]\nmemory = {resident(os.getpid()) + 2**29}\n')
@@ -359,8 +360,9 @@ def test_a_worker_that_trains_on_a_gpu_is_watched_from_outside(place: Callable[.
         return await here.answer(Misbehaving(deed="allocate")), await here.answer(SGD())
 
     first, second = here.run(main())
-    assert first.why is not None and "(limits.memory in party.toml), and this one takes more" in first.why
-    assert second.why is None
+    assert first.why == REFUSAL and second.why is None
+    details = [getattr(record, "detail", None) or {} for record in caplog.records]
+    assert any("(limits.memory in party.toml), and this one takes more" in each.get("why", "") for each in details)
 
 
 @pytest.mark.parametrize(("floor", "op"), [
