@@ -50,8 +50,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.suffix == ".py" and any(is_marked(collection_path, mark) for mark in marks) else None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """As a wrapper, before pytest-xdist reads the groups, and pytest the marks."""
     thin(items)
     if config.pluginmanager.hasplugin("xdist"):
         group(items)
@@ -62,6 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 for item in items]  # fmt: skip
         config.hook.pytest_deselected(items=[item for item, run in zip(items, runs, strict=True) if not run])
         items[:] = itertools.compress(items, runs)
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
