@@ -203,7 +203,8 @@ def test_an_aggregator_that_gives_others_another_task_cannot_open_an_update(
     assert ("not signed by" if len(asks) > 1 else "asks for another task") in aggregator.reasons()
 
 
-@pytest.mark.parametrize("work", [{"lr": 1e-3}, {"steps": 200}, {"lr": 0.05, "batch": 200}, {"lr": 0.0}])
+@pytest.mark.parametrize("work", [{"lr": 1e-3}, {"steps": 200}, {"lr": 0.05, "batch": 200}, {"lr": 0.0},
+                                  {"lr": 0.1 * 10**7, "batch": 16 * 10**7}])  # fmt: skip
 def test_parties_refuse_a_sum_in_which_one_goes_much_further(work: Message, homes: list[Home]) -> None:
     """Here the aggregator tells all parties what each will be asked, and asks each for that."""
 

@@ -108,19 +108,22 @@ def uneven(announcement: Announcement, ids: Sequence[int]) -> str | None:
     works = [each.get(str(id), {}).get(WORK, common) or {} for id in ids]
     if not all(isinstance(work, Mapping) for work in works):
         return "the aggregator announced malformed work"
-    units = {_reach(announcement["op"], work) for work in works}
-    reaches = [reach for reach, _ in units if reach is not None]
-    if len(reaches) < len(units) or len({unit for _, unit in units}) > 1 or max(reaches) > SPREAD * min(reaches):
+    units, reaches = zip(*(_reach(announcement["op"], work) for work in works), strict=True)
+    if len({*units}) > 1 or None in reaches or any(max(far) > SPREAD * min(far) for far in zip(*reaches, strict=True)):
         return (
             f"in a secure sum with signatures no party may go more than {SPREAD:g} times as far as another (learning "
-            "rate times steps, or times epochs and divided by the batch size), and all count either steps or epochs; "
-            f"change run.pace or run.own{hint}"
+            "rate times steps, or times epochs, also if divided by the batch size), and all count either steps or "
+            f"epochs; change run.pace or run.own{hint}"
         )
     return None
 
 
-def _reach(op: Mapping[str, Any], work: Mapping[str, Any]) -> tuple[float | None, str]:
-    """How far a party may go in its local training, in a unit of its own; None if that is no positive number."""
+def _reach(op: Mapping[str, Any], work: Mapping[str, Any]) -> tuple[str, tuple[float, ...] | None]:
+    """How far a party may go in its local training: a unit, and numbers in it; None if these are not positive.
+
+    An epoch has one step per batch, and one step at a party with fewer samples than a batch. So epochs are compared
+    as such and divided by the batch: a huge batch does not excuse a huge learning rate.
+    """
     rate, steps, epochs, batch = (
         work[name] if name in work else _field(op, name) for name in ("lr", "steps", "epochs", "batch")
     )
@@ -128,9 +131,9 @@ def _reach(op: Mapping[str, Any], work: Mapping[str, Any]) -> tuple[float | None
     unit = "steps" if steps is not None else "epochs of all samples" if batch is None else "epochs"
     factors = [rate, steps] if steps is not None else [rate, 1 if epochs is None else epochs]
     if not all(isinstance(f, (int, float)) and 0 < f < 1e300 for f in [*factors, *([] if batch is None else [batch])]):
-        return None, unit
+        return unit, None
     reach = float(factors[0]) * float(factors[1])
-    return (reach / batch if unit == "epochs" else reach), unit
+    return unit, ((reach, reach / batch) if unit == "epochs" else (reach,))
 
 
 def _field(config: Mapping[str, Any], name: str) -> Any:
