@@ -14,6 +14,7 @@ from hansa.cli import network
 from hansa.cli.app import app
 from hansa.net.aggregator.live import Live
 from hansa.net.party import agent as party
+from hansa.net.party.after_reading import REFUSAL
 from hansa.report.diagnosis import grouped
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -67,14 +68,13 @@ def test_who_refuses_a_preparation_is_left_out_of_it_and_the_others_go_on(league
     assert ended["rounds"][0]["unprepared"] == {"cid": "its policy does not accept the op 'column-moments'"}
 
 
-def test_a_masked_preparation_out_of_range_names_the_setting(league: League, caplog: pytest.LogCaptureFixture) -> None:
-    """In the log of the party alone: a refusal would tell the aggregator about its samples."""
+def test_a_masked_preparation_out_of_range_says_which_parties_do_not_answer(league: League) -> None:
     large = {name: ((samples(k)[0][0] * 1e12, samples(k)[0][1]), None) for k, name in enumerate(PARTIES)}
     joined(league, {}, large)
     ended = league.ended(league.submit({"task": TASK, "run": {"rounds": 1}, "privacy": {"secure": "masking"}}))
-    assert ended["status"] == "finished", ended["reason"]
-    assert "missing" not in ended["rounds"][0]
-    assert "sum has values over 1.07374e+09" in caplog.text and "raise privacy.statistics" in caplog.text
+    assert ended["status"] == "failed"
+    assert f"ann, bob, cid: {REFUSAL}" in ended["reason"], ended["reason"]
+    assert max(asked(league).values()) == 3  # keys, shares, numbers: in one attempt
 
 
 def test_a_party_whose_disk_is_full_is_not_taken_to_refuse(league: League, monkeypatch: pytest.MonkeyPatch) -> None:

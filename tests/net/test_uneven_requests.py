@@ -33,6 +33,7 @@ from hansa.core.runtime import complete
 from hansa.net.party.agent import Worker
 from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyStore
+from hansa.net.party.vault_lines import read_vault
 from hansa.net.transport import certificates
 from hansa.net.transport.wire import Blob, Work
 from hansa.secure import Masking
@@ -220,6 +221,21 @@ def test_parties_refuse_a_sum_in_which_one_goes_much_further(work: Message, home
     aggregator = Aggregator(homes, change)
     assert aggregator.sum() is None
     assert "no party may go more than 10 times as far as another" in aggregator.reasons()
+
+
+@pytest.mark.parametrize("decay", [1e6, 1e3])
+def test_parties_whose_updates_diverge_decline_instead_of_sending_what_is_known(
+    decay: float, homes: list[Home]
+) -> None:
+    """Ann takes one step and the others ten, which diverge: they sent zeros or the range, and the sum was ann's."""
+    diverging = hansa.build("local", "sgd", lr=0.1, batch=16, weight_decay=decay)
+    aggregator = Aggregator(homes)
+    fed = Federation(range(4), 0, 0, 4, protocol=Masking(active=True, threshold=0.7))
+    model = {"w": torch.zeros(8), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
+    each = {party: {"work": {"steps": 1 if party == ANN else 10}} for party in range(4)}
+    with pytest.raises(RoundAborted):
+        complete(drive(fed.reduce(diverging, {"model": model}, each=each, uniform=True), "round"), aggregator._gather)
+    assert [read_vault(home.folder).declined() for home in homes] == [0, 1, 1, 1]
 
 
 def test_honest_asks_are_answered_and_work_may_differ_a_little(homes: list[Home]) -> None:

@@ -615,15 +615,19 @@ def test_labels_that_a_model_has_no_outputs_for_are_refused_whoever_is_drawn(pla
     assert here.worker.vault.contents.declined() == 0
 
 
-def test_a_party_declines_no_sum_for_what_its_numbers_are(place: Any) -> None:
+def test_a_party_declines_few_sums_for_what_its_numbers_are(place: Any) -> None:
     """The aggregator chooses the range of a sum: by halving it, 135 sums revealed a record to eight digits."""
-    step, model = SGD(batch=1, steps=1), torch.linspace(-1, 1, 8, dtype=torch.float64)
-    vectors = {"w": model, "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
-    payload = {"model": vectors, "secure": PrivateKey.generate(1024, Stream(b"key")).public.tensor()}
-    here = place("[privacy]\nsecure = true\ndeclines = 1\n")
-    for k, range in enumerate((2.0**-20, 2.0**-10, 16.0)):
-        op = PaillierEncrypt(inner=step, range=range, max_weight=1 if k else 64, key_bits=1024)
-        assert isinstance(here.answer(op, round=k, payload=payload), Reply)
+    policy, step = "[privacy]\nsecure = true\ndeclines = 3\n", SGD(batch=1, steps=1)
+    tiny, wide = (PaillierEncrypt(inner=step, range=range, key_bits=1024) for range in (2.0**-20, 16.0))
+    model = {"w": torch.zeros(8, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}
+    payload = {"model": model, "secure": PrivateKey.generate(1024, Stream(b"key")).public.tensor()}
+    here = place(policy)
+    said = [here.answer(tiny, round=k // 2, job=f"job-{k // 2}", payload=payload) for k in range(10)]
+    assert [text == REFUSAL for text in said] == [True] * 6 + [False] * 4, "the same ask counts once"
+    assert len(set(said[6:])) == 1 and "declines in party.toml" in said[6]
+    again = place(policy)  # a party that was started again knows it still
+    assert {again.answer(op, round=9, payload=payload) for op in (tiny, wide)} == {said[6]}, "whatever its numbers are"
+    assert isinstance(place(policy.replace("3", "4")).answer(wide, round=9, payload=payload), Reply)
     for declines in (-1, 3):
         with pytest.raises(ConfigError, match="declines"):
             Floor(declines=declines)

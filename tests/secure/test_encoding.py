@@ -1,7 +1,8 @@
-"""Replies as integers: the sum of vectors decodes to the weighted sum; values that do not fit are cut off."""
+"""Replies as integers: the sum of vectors decodes to the weighted sum; a few values that do not fit are cut off."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hansa.core.ask import Reduced
-from hansa.core.errors import RoundAborted
+from hansa.core.errors import OutOfRange, RoundAborted
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate
 from hansa.secure.encoding import Encoding, FixedPoint, SumLayout, WideFixedPoint
@@ -22,11 +23,13 @@ from hansa.secure.encoding import Encoding, FixedPoint, SumLayout, WideFixedPoin
 class Something(Op):
     """An op with an update, counts beside it and a metric."""
 
+    size: int = 3
+    counts: int = 2
     measures = frozenset({"train_loss"})
     update = "w"
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {"w": ((2, 3), torch.float32), "count": ((2,), torch.int64)}
+        return {"w": ((2, self.size), torch.float32), "count": ((self.counts,), torch.int64)}
 
 
 @dataclass(frozen=True)
@@ -106,26 +109,40 @@ def told(code: Encoding, reply: Reply, uniform: bool = False, **settings: Any) -
     return code.decode(code.encode(reply, uniform, **settings, tell=said.append), 1), " | ".join(said)
 
 
-def test_what_has_no_room_is_cut_off_and_said() -> None:
-    """A party that declined would tell the aggregator, which chooses the ranges, about its values."""
+def test_a_few_values_without_room_are_cut_off_and_said() -> None:
     whole, said = told(encoding(), reply(0, weight=1001))
     assert whole.weight == 1000 and "number of samples is over 1000" in said and "privacy.max_weight" in said
-    values = torch.tensor([[16.001, -1e30, 1.5], [torch.nan, torch.inf, -torch.inf]])
-    far = Reply({"w": values, "count": torch.tensor([2**31 + 7, -(2**40)])})
-    whole, said = told(encoding(), far)
-    assert torch.allclose(whole.sums["w"], torch.tensor([[16, -16, 1.5], [0, 0, 0]]).double(), atol=1e-8)
-    assert whole.sums["count"].tolist() == [2**31 - 1, -(2**31 - 1)]
-    assert "w has values over 16," in said and "privacy.range" in said and "privacy.bound" in said
-    assert f"count has numbers over {2**31 - 1}" in said
+    layout = SumLayout(Something(100, 100), {}, WideFixedPoint(2.0**30, POINT.bits))
+    far = Reply({"w": torch.ones(2, 100), "count": torch.ones(100, dtype=torch.int64)})
+    far.tensors["w"][0, :2] = torch.tensor([16.001, -1e30])
+    far.tensors["count"][0] = -(2**63)
+    whole, said = told(Encoding(layout, POINT, 4, 1000), far)
+    assert torch.allclose(whole.sums["w"][0, :3], torch.tensor([16, -16, 1]).double(), atol=1e-8)
+    assert whole.sums["count"][:2].tolist() == [-(2**31 - 1), 1]
+    assert "w has values over 16, where they are cut off" in said and "privacy.range" in said
+    assert "count has values over" in said and "privacy.bound" in said
+    assert told(encoding(), reply(0, weight=1000, train_loss=2.0**30))[1] == ""
+
+
+@pytest.mark.parametrize(("name", "values"), [
+    ("w", torch.full((2, 3), 17.0)), ("w", torch.tensor([[0, 0, 0], [0, 0, torch.nan]])),
+    ("w", torch.tensor([[0, 0, 0], [0, 0, -torch.inf]])), ("count", torch.tensor([0, 2**31])),
+])  # fmt: skip
+def test_a_party_whose_values_have_no_room_declines(name: str, values: torch.Tensor) -> None:
+    """What it would send instead is known to the aggregator, and leaves the others' updates alone in the sum."""
+    far = reply(0)
+    far.tensors[name] = values
+    with pytest.raises(OutOfRange, match=f"{name} has values over"):
+        told(encoding(), far)
+
+
+def test_a_metric_without_room_is_cut_off_or_left_out() -> None:
     for loss in (2.0**30 + 1, -(2.0**31)):
         whole, said = told(encoding(), reply(0, train_loss=loss))
         assert "train_loss has values over 1.0" in said and "; raise privacy.statistics" in said
         assert whole.metrics == {"train_loss": np.sign(loss) * 2.0**30}
-    assert told(encoding(), reply(0, train_loss=float("nan")))[0].metrics == {}
-    moments = Encoding(SumLayout(Moments(), {}, WideFixedPoint(2.0**30, 32)), POINT, 4, 1)
-    whole, said = told(moments, Reply({"sum": torch.tensor([17.0, torch.nan], dtype=torch.float64)}))
-    assert whole.sums["sum"].tolist() == pytest.approx([16.0, 0.0]) and "or scale the data" in said
-    assert told(encoding(), reply(0, weight=1000, train_loss=2.0**30))[1] == ""
+    for loss in (math.nan, math.inf):
+        assert told(encoding(), reply(0, train_loss=loss))[0].metrics == {}
 
 
 @pytest.mark.slow

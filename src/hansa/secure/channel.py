@@ -95,7 +95,7 @@ class Encoded(Wrapper):
         return Encoding(layout, FixedPoint(self.range, self.bits), self.parties, self.max_weight)
 
     def numbers(self, party: Party, payload: Payload, reply: Reply) -> Numbers:
-        """The inner op's reply as integers. Values that do not fit are cut off, with one warning per run.
+        """The inner op's reply as integers. A few values that do not fit are cut off, with one warning per run.
 
         A sum over more samples than the numbers have room for is rescaled to fit first.
         """
@@ -131,9 +131,9 @@ class Channel(Part):
     depend on `bits`. `max_weight` is the largest weight (number of samples) of a party. Metrics of an evaluation are
     weighted by the number of test samples. Sums that are not updates (counts, moments) give all parties the same
     weight. Numbers of such sums are at most what `max_weight` samples add up to, and `statistics` where one sample has
-    no bound. A party with more samples rescales its sums to fit. Other values that are larger are cut off, with a
-    warning that names the setting. Replies that declare their largest value (FedMD's scores) have that range in place
-    of `range`.
+    no bound. A party with more samples rescales its sums to fit. Of other values a few may be larger, and are cut off;
+    a party with many declines. Both are logged with the setting to raise. Replies that declare their largest value
+    (FedMD's scores) have that range in place of `range`.
 
     `against` is the worst aggregator that the sum withstands with its default settings, LYING or CURIOUS.
     """

@@ -6,9 +6,11 @@ largest possible sum is known before anything is sent, and must fit.
 
 Values of the update lie within `privacy.range`. The other numbers of a reply (FedNova's tau, q-FedAvg's h, control
 variates, running statistics, metrics) have other magnitudes: each takes several entries of the vector, and may be as
-large as `privacy.statistics`. A value outside its range is cut off there, and one that is not finite counts as 0: a
-party that declined would answer a question about its values, and the aggregator chooses the range. The party's log says
-which setting to raise.
+large as `privacy.statistics`. A few values outside their range (at most one in `RARE`) are cut off there. With more of
+them, or one that is not finite, the party declines, which its vault counts. What it would send instead is known: zeros,
+or the limit times its weight. An aggregator that has the updates of all parties but one diverge would read that one's
+update in the sum. A metric is cut off, or left out if it is not finite: it is one number, and a model that diverged
+would use up the declines. The party's log says which setting to raise.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 
 from hansa.core.ask import Reduced, unsummable
-from hansa.core.errors import ConfigError, RoundAborted
+from hansa.core.errors import ConfigError, OutOfRange, RoundAborted
 from hansa.core.metric_ranges import RANGES
 from hansa.core.op import Op, Payload, Reply, open_tensors
 from hansa.core.shapes import largest_shape
@@ -33,6 +35,7 @@ WIDEST = 64  # bits of a sum, sign included
 SLACK = 1e-6  # by which rounding at the parties may move a mean of metrics out of its range
 RAISE_RANGE = "raise privacy.range, or have each party keep its update within it by privacy.bound"
 RAISE_STATISTICS = "raise privacy.statistics"
+RARE = 100  # one in so many values may be outside its range
 RAISE_WEIGHT = "raise privacy.max_weight"
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 Tell = Callable[[str], None]  # is told, in a sentence, that values did not fit
@@ -114,12 +117,14 @@ class WideFixedPoint:
 
 
 def _fitted(name: str, values: Any, largest: float, hint: str, tell: Tell) -> Any:
-    """The values, cut off at `largest`; 0 for those that are not finite."""
-    if not values.size or float(np.abs(values).max()) <= largest:  # False for NaN
+    """The values, a few of them cut off at `largest`; an OutOfRange for many, and for values that are not finite."""
+    if not values.size or max(-float(values.min()), float(values.max())) <= largest:  # False for NaN
         return values
-    tell(f"{name} has values over {largest:g}, where they are cut off, or values that are not finite and count as 0; "
-         f"{hint}")  # fmt: skip
-    return np.clip(np.where(np.isfinite(values), values, 0), -largest, largest)
+    over = np.count_nonzero((values > largest) | (values < -largest))
+    if over * RARE > values.size or not np.isfinite(values).all():
+        raise OutOfRange(f"{name} has values over {largest:g}, or values that are not finite; {hint}")
+    tell(f"{name} has values over {largest:g}, where they are cut off; {hint}")
+    return np.clip(values, -largest, largest)
 
 
 class SumLayout:
@@ -172,7 +177,7 @@ class Encoding:
 
     def encode(self, reply: Reply, uniform: bool, secret: bytes = b"", stochastic: bool = False,
                noise: float = 0.0, tell: Tell = _silent) -> Numbers:  # fmt: skip
-        """A reply as integers, whatever its values are; `tell` hears of those that do not fit.
+        """A reply as integers; `tell` hears of a few values that do not fit. An OutOfRange if many do not.
 
         `noise` is the standard deviation of the discrete Gaussian noise on each value of the tensors. Noise and
         stochastic rounding are drawn from the party's `secret`.
@@ -198,9 +203,11 @@ class Encoding:
         wide = self.layout.wide
         for name in self.layout.metrics:
             end = start + wide.entries
-            if math.isfinite(reply.metrics.get(name, math.nan)):
-                value = _fitted(name, np.array([reply.metrics[name]]), wide.range, RAISE_STATISTICS, tell)
-                out[start:end] = wide.split(value)[0] * share
+            value = reply.metrics.get(name, math.nan)
+            if math.isfinite(value):
+                if abs(value) > wide.range:
+                    tell(f"{name} has values over {wide.range:g}, where they are cut off; {RAISE_STATISTICS}")
+                out[start:end] = wide.split(np.clip([value], -wide.range, wide.range))[0] * share
                 out[end] = share
             start = end + 1
         return out
@@ -210,10 +217,7 @@ class Encoding:
         point, wide = self.point, self.layout.wide
         hint = f"{RAISE_STATISTICS}, or scale the data" if self.layout.update is None else RAISE_RANGE
         if not dtype.is_floating_point:
-            if flat.size and max(-int(flat.min()), int(flat.max())) > point.largest:
-                tell(f"{name} has numbers over {point.largest}, where they are cut off; {hint}")
-                return np.clip(flat.astype(np.int64), -point.largest, point.largest)  # type: ignore[no-any-return]
-            return flat.astype(np.int64)  # type: ignore[no-any-return]
+            return _fitted(name, flat.astype(np.int64), point.largest, hint, tell)  # type: ignore[no-any-return]
         if name in self.layout.beside:
             return wide.split(_fitted(name, flat, wide.range, RAISE_STATISTICS, tell)).reshape(-1)
         fitted = _fitted(name, flat, point.range, hint, tell)
