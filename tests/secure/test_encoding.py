@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -143,6 +144,21 @@ def test_a_metric_without_room_is_cut_off_or_left_out() -> None:
         assert whole.metrics == {"train_loss": np.sign(loss) * 2.0**30}
     for loss in (math.nan, math.inf):
         assert told(encoding(), reply(0, train_loss=loss))[0].metrics == {}
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_coarse_sums_with_known_weights_do_not_tell_parties_apart(stochastic: bool) -> None:
+    """If values were rounded before they are weighted, one sum would have one solution: the update of each party."""
+    weights, coarse = (101, 307, 911), FixedPoint(4.0, 3)
+    code = encoding(3, 1000, coarse)
+    sums, solutions = np.zeros(6, dtype=np.int64), set[int]()
+    for k, weight in enumerate(weights):
+        one = Reply({"w": reply(k).tensors["w"], "count": torch.zeros(2, dtype=torch.int64)}, weight)
+        sums += code.encode(one, False, b"secret", stochastic)[3:9]
+    places = range(-coarse.largest, coarse.largest + 1)
+    for first, other, last in itertools.product(places, repeat=3):
+        solutions.add(first * weights[0] + other * weights[1] + last * weights[2])
+    assert not set(sums.tolist()) <= solutions
 
 
 @pytest.mark.slow

@@ -66,14 +66,15 @@ class FixedPoint:
     def largest(self) -> int:
         return int(2 ** (self.bits - 1) - 1)
 
-    def encode(self, values: Numbers, draws: Numbers | None = None) -> Numbers:
-        """The nearest integers; given uniform `draws` in 0..1, one of the two nearest, without bias.
+    def encode(self, values: Numbers, draws: Numbers | None = None, share: int = 1) -> Numbers:
+        """The integers nearest to the values times `share`; given uniform `draws` in 0..1, one of the two nearest.
 
-        The values must lie within the range. At the edge of the range the result may be one step too small.
+        The values must lie within the range. At the edge of the range the result may be one step too small. Rounding
+        comes last: integers that are multiples of known weights could be told apart in their sum.
         """
-        scaled = values.astype(np.float64) * self.scale
+        scaled = values.astype(np.float64) * (self.scale * share)
         near = np.rint(scaled) if draws is None else np.floor(scaled + draws)
-        return np.clip(near, -self.largest, self.largest).astype(np.int64)
+        return np.clip(near, -self.largest * share, self.largest * share).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -192,14 +193,14 @@ class Encoding:
         for name, (_, dtype) in self.layout.tensors.items():
             flat = reply.tensors[name].detach().cpu().reshape(-1).numpy()
             end = start + self.layout.entries(name)
-            out[start:end] = self._values(name, flat, dtype, secret, stochastic, tell)
+            out[start:end] = self._values(name, flat, dtype, secret, stochastic, tell, 1 if noise else share)
             start = end
         if noise:
             out[1:start] += discrete_gaussian(noise * self.point.scale, secret + b"noise", self.layout.values)
             if np.abs(out[1:start]).max(initial=0) > self.point.largest:  # noise beyond what the settings allow for
                 tell(f"values with their noise are over {self.point.range:g}, where they are cut off; {RAISE_RANGE}")
                 np.clip(out[1:start], -self.point.largest, self.point.largest, out=out[1:start])
-        out[1:start] *= share
+            out[1:start] *= share
         wide = self.layout.wide
         for name in self.layout.metrics:
             end = start + wide.entries
@@ -213,15 +214,15 @@ class Encoding:
         return out
 
     def _values(self, name: str, flat: Any, dtype: torch.dtype, secret: bytes, stochastic: bool,
-                tell: Tell) -> Numbers:  # fmt: skip
+                tell: Tell, share: int) -> Numbers:  # fmt: skip
         point, wide = self.point, self.layout.wide
         hint = f"{RAISE_STATISTICS}, or scale the data" if self.layout.update is None else RAISE_RANGE
         if not dtype.is_floating_point:
-            return _fitted(name, flat.astype(np.int64), point.largest, hint, tell)  # type: ignore[no-any-return]
+            return _fitted(name, flat.astype(np.int64), point.largest, hint, tell) * share  # type: ignore[no-any-return]
         if name in self.layout.beside:
-            return wide.split(_fitted(name, flat, wide.range, RAISE_STATISTICS, tell)).reshape(-1)
-        fitted = _fitted(name, flat, point.range, hint, tell)
-        return point.encode(fitted, secret_uniform(secret + name.encode(), flat.size) if stochastic else None)
+            return wide.split(_fitted(name, flat, wide.range, RAISE_STATISTICS, tell)).reshape(-1) * share
+        draws = secret_uniform(secret + name.encode(), flat.size) if stochastic else None
+        return point.encode(_fitted(name, flat, point.range, hint, tell), draws, share)
 
     def decode(self, total: Numbers, count: int) -> Reduced:
         """The result of `reduce`, from the sum of `count` parties' integers.
