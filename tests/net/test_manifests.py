@@ -243,14 +243,14 @@ def test_an_update_without_the_promised_protection_is_refused() -> None:
     assert refused(hidden, {**sums, "inner": {"name": "describe"}}) is None
     assert "secure-masked.bits of at least" not in str(refused(hidden, sums))
     assert "secure-masked.bits 30 to 64" in str(refused(hidden, {**sums, "bits": 24}))
-    assert "secure-masked.noise" in str(refused(hidden, {**masked, "noise": 1.0}))
+    assert "secure-masked.noise" in str(refused(hidden, {**masked, "noise": 1.0, "uniform": True}))
 
 
 def test_less_noise_than_promised_is_refused() -> None:
     private = {"secure": "masking", "range": 64.0, "dp": {"kind": "central", "sigma": 1.0, "clip": 1.0}}
     manifest = manifest_of(experiment_with(privacy=private, run={"eval_parties": False}, task={"prepare": None}))
     sent = {"name": "contribution", "clip": 1.0, "inner": solver()}
-    enough = {"name": "secure-masked", "parties": 4, "inner": sent, "noise": 1.0, "range": 64.0}
+    enough = {"name": "secure-masked", "parties": 4, "inner": sent, "noise": 1.0, "uniform": True, "range": 64.0}
     assert refused(manifest, enough) is None
     assert "secure-masked.noise of at least" in str(refused(manifest, {**enough, "noise": 0.1}))
 

@@ -180,7 +180,7 @@ def test_a_bound_keeps_updates_within_the_range() -> None:
 def test_numbers_that_only_an_aggregator_could_want_are_refused_by_the_party(op: str) -> None:
     masked = build("op", op, inner=SGD())
     for wrong in ({"bits": 60}, {"range": float("inf")}, {"statistics": 0.0}, {"parties": 0}, {"max_weight": 0},
-                  {"noise": -1.0}, {"bits": 53, "parties": 2**12}):  # fmt: skip
+                  {"noise": -1.0}, {"noise": 1.0}, {"bits": 53, "parties": 2**12}):  # fmt: skip
         with pytest.raises(ConfigError):
             type(masked)(**{**vars(masked), **wrong})
 

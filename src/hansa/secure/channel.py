@@ -67,6 +67,8 @@ class Encoded(Wrapper):
             raise ConfigError(
                 f"a secure sum needs at least 1 party and finite noise, got {self.parties} parties and {self.noise}"
             )
+        if self.noise and not self.uniform:
+            raise ConfigError("the noise of a secure sum is for equal weights; set uniform, or leave out noise")
         if (width := sum_width(self.bits, self.parties, self.max_weight)) > WIDEST:
             raise ConfigError(f"the secure sum needs {width} bits, and {WIDEST} are the most")
 

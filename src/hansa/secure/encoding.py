@@ -180,8 +180,8 @@ class Encoding:
                noise: float = 0.0, tell: Tell = _silent) -> Numbers:  # fmt: skip
         """A reply as integers; `tell` hears of a few values that do not fit. An OutOfRange if many do not.
 
-        `noise` is the standard deviation of the discrete Gaussian noise on each value of the tensors. Noise and
-        stochastic rounding are drawn from the party's `secret`.
+        `noise` is the standard deviation of the discrete Gaussian noise on each value of the tensors, for equal weights
+        alone. Noise and stochastic rounding are drawn from the party's `secret`.
         """
         share = 1 if uniform else reply.weight
         if share > self.max_weight:
@@ -193,14 +193,13 @@ class Encoding:
         for name, (_, dtype) in self.layout.tensors.items():
             flat = reply.tensors[name].detach().cpu().reshape(-1).numpy()
             end = start + self.layout.entries(name)
-            out[start:end] = self._values(name, flat, dtype, secret, stochastic, tell, 1 if noise else share)
+            out[start:end] = self._values(name, flat, dtype, secret, stochastic, tell, share)
             start = end
         if noise:
             out[1:start] += discrete_gaussian(noise * self.point.scale, secret + b"noise", self.layout.values)
             if np.abs(out[1:start]).max(initial=0) > self.point.largest:  # noise beyond what the settings allow for
                 tell(f"values with their noise are over {self.point.range:g}, where they are cut off; {RAISE_RANGE}")
                 np.clip(out[1:start], -self.point.largest, self.point.largest, out=out[1:start])
-            out[1:start] *= share
         wide = self.layout.wide
         for name in self.layout.metrics:
             end = start + wide.entries
