@@ -204,9 +204,8 @@ def test_an_aggregator_that_gives_others_another_task_cannot_open_an_update(
     assert ("not signed by" if len(asks) > 1 else "asks for another task") in aggregator.reasons()
 
 
-@pytest.mark.parametrize("work", [{"lr": 1e-3}, {"steps": 200}, {"lr": 0.05, "batch": 200}, {"lr": 0.0},
-                                  {"lr": 0.1 * 10**7, "batch": 16 * 10**7}])  # fmt: skip
-def test_parties_refuse_a_sum_in_which_one_goes_much_further(work: Message, homes: list[Home]) -> None:
+@pytest.mark.parametrize("work", [{"lr": 1e-3}, {"steps": 2}, {"batch": 200}, {"lr": 0.1 + 1e-9}])
+def test_parties_refuse_a_sum_in_which_one_works_otherwise(work: Message, homes: list[Home]) -> None:
     """Here the aggregator tells all parties what each will be asked, and asks each for that."""
 
     def change(party: int, message: Message) -> Message:
@@ -220,31 +219,31 @@ def test_parties_refuse_a_sum_in_which_one_goes_much_further(work: Message, home
 
     aggregator = Aggregator(homes, change)
     assert aggregator.sum() is None
-    assert "no party may go more than 10 times as far as another" in aggregator.reasons()
+    assert "asks all parties for the same work" in aggregator.reasons()
 
 
 @pytest.mark.parametrize("decay", [1e6, 1e3])
 def test_parties_whose_updates_diverge_decline_instead_of_sending_what_is_known(
     decay: float, homes: list[Home]
 ) -> None:
-    """Ann takes one step and the others ten, which diverge: they sent zeros or the range, and the sum was ann's."""
-    diverging = hansa.build("local", "sgd", lr=0.1, batch=16, weight_decay=decay)
+    """They sent zeros, or the limit of the range. So the sum was the update of a party that took fewer steps."""
+    diverging = hansa.build("local", "sgd", lr=0.1, batch=16, steps=10, weight_decay=decay)
     aggregator = Aggregator(homes)
     fed = Federation(range(4), 0, 0, 4, protocol=Masking(active=True, threshold=0.7))
     model = {"w": torch.zeros(8), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
-    each = {party: {"work": {"steps": 1 if party == ANN else 10}} for party in range(4)}
     with pytest.raises(RoundAborted):
-        complete(drive(fed.reduce(diverging, {"model": model}, each=each, uniform=True), "round"), aggregator._gather)
-    assert [read_vault(home.folder).declined() for home in homes] == [0, 1, 1, 1]
+        complete(drive(fed.reduce(diverging, {"model": model}, uniform=True), "round"), aggregator._gather)
+    assert [read_vault(home.folder).declined() for home in homes] == [1, 1, 1, 1]
 
 
-def test_honest_asks_are_answered_and_work_may_differ_a_little(homes: list[Home]) -> None:
+def test_honest_asks_are_answered(homes: list[Home]) -> None:
     assert Aggregator(homes).sum() is not None
 
 
-def test_a_run_with_very_different_work_says_so() -> None:
-    task = logistic_task()
-    given = {"rounds": 1, "privacy": {"secure": "masking"}}
-    with pytest.raises(ConfigError, match=r"no party may go more than 10 times as far .*change run.pace or run.own"):
-        hansa.simulate(hansa.FedAvg(), task, own={"0": {"epochs": 11}}, **given)
-    assert hansa.simulate(hansa.FedAvg(), task, own={"0": {"epochs": 10}}, **given).history[0]["replies"] == 3
+def test_a_run_with_different_work_says_so() -> None:
+    """Ten steps in place of one, where each multiplies the update by nine, opened the update of one party."""
+    task, run = logistic_task(), {"rounds": 1, "own": {"0": {"epochs": 2}}}
+    with pytest.raises(ConfigError, match=r"asks all parties for the same work.*change run.pace or run.own.*active"):
+        hansa.simulate(hansa.FedAvg(), task, privacy={"secure": "masking"}, **run)
+    curious = {"secure": "masking", "active": False}
+    assert hansa.simulate(hansa.FedAvg(), task, privacy=curious, **run).history[0]["replies"] == 3

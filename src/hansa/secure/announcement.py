@@ -6,10 +6,10 @@ the party is asked for its masked numbers, it compares the ask with what was ann
 masks to cancel must ask all parties for the same: it cannot have the updates of all parties but one rounded to zero, or
 give the others a model to which it knows their replies.
 
-The amount of local work (`work`) may differ from party to party, and is announced in full. In a sum with signatures
-nothing else may differ, except which parties begin a model of their own (`begin`, FedMD). No party may go more than
-`SPREAD` times as far as another: an update of many large steps would drown those of the others. A party's own settings
-(`own` in `party.toml`) are not announced.
+In a sum with signatures nothing may differ from party to party, except which parties begin a model of their own
+(`begin`, FedMD). The amount of local work (`work`) may not: the aggregator chooses the op and the model, so training
+may diverge, and then the update of a party with more steps, or a larger learning rate, drowns those of the others. A
+party's own settings (`own` in `party.toml`) are not announced.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from hansa.core.errors import PartyError
 from hansa.core.op import Op, Payload
 
 WORK = "work"  # the entry of a payload that sets the local work
-DIFFER = frozenset({WORK, "begin"})  # entries that may differ from party to party in a sum with signatures
+DIFFER = frozenset({WORK, "begin"})  # entries that an ask may have for single parties in a sum with signatures
 ENVELOPES = "secure"  # the entry of the masked sum itself, for one party
 LARGEST = 2**24  # bytes of an announcement
-SPREAD = 10.0  # how many times as far as another party one may go
 Announcement = Mapping[str, Any]
 
 
@@ -94,7 +93,7 @@ def check(announcement: Any, ids: Sequence[int], parties: int, active: bool) -> 
 
 
 def uneven(announcement: Announcement, ids: Sequence[int]) -> str | None:
-    """Why the parties are asked for things that are too different for a sum with signatures, or None."""
+    """Why the parties are asked for different things, which a sum with signatures does not allow, or None."""
     each, hint = announcement["each"], "; or set privacy.active = false, which protects against a curious aggregator"
     others = sorted({name for own in each.values() for name in own} - DIFFER)
     if others:
@@ -103,50 +102,12 @@ def uneven(announcement: Announcement, ids: Sequence[int]) -> str | None:
             f"party{hint}"
         )
     common = announcement["payload"].get(WORK)
-    if not any(WORK in own for own in each.values()):
-        return None
-    works = [each.get(str(id), {}).get(WORK, common) or {} for id in ids]
-    if not all(isinstance(work, Mapping) for work in works):
-        return "the aggregator announced malformed work"
-    units, reaches = zip(*(_reach(announcement["op"], work) for work in works), strict=True)
-    if len({*units}) > 1 or None in reaches or any(max(far) > SPREAD * min(far) for far in zip(*reaches, strict=True)):
+    if len({_text({WORK: each.get(str(id), {}).get(WORK, common)}) for id in ids}) > 1:
         return (
-            f"in a secure sum with signatures no party may go more than {SPREAD:g} times as far as another (learning "
-            "rate times steps, or times epochs, also if divided by the batch size), and all count either steps or "
-            f"epochs; change run.pace or run.own{hint}"
+            "a secure sum with signatures asks all parties for the same work: training that diverges makes the update "
+            f"of a party with more work drown all others; change run.pace or run.own{hint}"
         )
     return None
-
-
-def _reach(op: Mapping[str, Any], work: Mapping[str, Any]) -> tuple[str, tuple[float, ...] | None]:
-    """How far a party may go in its local training: a unit, and numbers in it; None if these are not positive.
-
-    An epoch has one step per batch, and one step at a party with fewer samples than a batch. So epochs are compared
-    as such and divided by the batch: a huge batch does not excuse a huge learning rate.
-    """
-    rate, steps, epochs, batch = (
-        work[name] if name in work else _field(op, name) for name in ("lr", "steps", "epochs", "batch")
-    )
-    rate = 1.0 if rate is None else rate
-    unit = "steps" if steps is not None else "epochs of all samples" if batch is None else "epochs"
-    factors = [rate, steps] if steps is not None else [rate, 1 if epochs is None else epochs]
-    if not all(isinstance(f, (int, float)) and 0 < f < 1e300 for f in [*factors, *([] if batch is None else [batch])]):
-        return unit, None
-    reach = float(factors[0]) * float(factors[1])
-    return unit, ((reach, reach / batch) if unit == "epochs" else (reach,))
-
-
-def _field(config: Mapping[str, Any], name: str) -> Any:
-    """A field of an op, or of the first op inside it that has the field."""
-    holder = _holder(config, name)
-    return None if holder is None else holder[name]
-
-
-def _holder(config: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    if name in config:
-        return config
-    inner = (_holder(value, name) for value in config.values() if isinstance(value, Mapping))
-    return next((holder for holder in inner if holder is not None), None)
 
 
 def _request(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,15 +116,9 @@ def _request(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"op": message["op"], "payload": _entries(payload), "packed": None if packed is None else _hash(packed)}
 
 
-def _entries(payload: Payload) -> dict[str, Any]:
-    """The work of a payload in full, and hashes of its other entries."""
-    return {name: value if name == WORK and _plain(value) else _hash(value) for name, value in payload.items()}
-
-
-def _plain(work: Any) -> bool:
-    return isinstance(work, Mapping) and all(
-        value is None or isinstance(value, (int, float)) for value in work.values()
-    )
+def _entries(payload: Payload) -> dict[str, str]:
+    """Hashes of the entries of a payload."""
+    return {name: _hash(value) for name, value in payload.items()}
 
 
 def _hash(value: Any) -> str:
