@@ -13,6 +13,7 @@ from test_split_jobs import rows, simulated, tree
 from hansa import ColumnForest, SecureBoost
 from hansa.core import codec
 from hansa.core.op import Memory
+from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.samples import PartySamples
 from hansa.net.people_scores import predict_people
 from hansa.testing import same_bits
@@ -66,7 +67,8 @@ def test_rules_approve_a_job_and_every_ask_of_it_is_in_its_manifest(league: Leag
     assert done["status"] == "finished" and not [line for line in done["rounds"] if line.get("missing")], done["rounds"]
 
 
-def test_a_party_whose_policy_has_a_floor_refuses_small_nodes(league: League) -> None:
+def test_a_party_whose_policy_has_a_floor_refuses_small_nodes(league: League, caplog: pytest.LogCaptureFixture) -> None:
     join(league, first="matches = 100\nmin_rows = 15")
     done = league.ended(league.submit(tree(SecureBoost(**PLAIN)), min_parties=3))
-    assert "raise algorithm.min_samples" in str(done["rounds"]), done["rounds"]
+    assert REFUSAL in str(done["rounds"]), done["rounds"]
+    assert "raise algorithm.min_samples" in caplog.text

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -84,7 +85,8 @@ def announced(payload: Payload, whose: int | str) -> int:
 
 def people_of(party: Party, payload: Payload, memory: Memory) -> Tensor:
     """The points of a party's people, training rows before test rows; the pseudonyms go to its memory."""
-    psi_group.available()  # before the reading of ids, which is counted
+    with before_reading() if party.secret else nullcontext():  # of ids, which is counted; a simulation ends
+        psi_group.available()
     with before_reading():
         if announced(payload, party.id) != sum(own_sizes(party)):
             raise PartyError("the aggregator announces another number of its people")
