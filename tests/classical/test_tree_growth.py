@@ -103,6 +103,26 @@ def test_sums_over_all_features_have_equal_totals() -> None:
     assert totals.tolist() == [50] * 4
 
 
+def test_children_are_asked_for_both_if_a_party_moves_its_samples_to_other_bins() -> None:
+    """Otherwise it could cancel the counts and second derivatives of other parties, and so make leaves of any size."""
+    x, y = table(1, 90, missing=0)
+    bins = Bins.of_features([[0.5, 1.5, 2.5], [-0.5, 0.0, 0.5], [0.5, 1.5], [0.0]], [])
+    statistics = np.stack([np.where(y == 1, -4.0, 4.0), np.full(90, 4.0), np.ones(90)])
+    codes, lies = bins.codes(x), bins.codes(x)
+    lies[:, np.arange(90) % 3 > 0] = 0  # totals stay, and all of its samples are in the first bins
+    asked: list[int] = []
+
+    async def ask(trees: TreeArrays, nodes: Any) -> Any:
+        asked.append(len(nodes))
+        leaf, slot = trees.leaves(codes, bins, 0), np.full(90, -1)
+        for k, (_, node) in enumerate(nodes):
+            slot[leaf == node] = k
+        return histograms(codes if len(asked) == 1 else lies, np.arange(4), bins, slot, len(nodes), statistics)
+
+    asyncio.run(Growth(ask, bins, np.arange(4), RULE, lambda s: s[:1] * 1.0, 2).grow(TreeTable(1), [0]))
+    assert asked == [1, 1, 2]
+
+
 def test_children_are_asked_for_both_if_a_party_left_since_their_parent() -> None:
     x, y = table(1, 90, missing=0)
     bins = Bins.of_features([[0.5, 1.5, 2.5], [-0.5, 0.0, 0.5], [0.5, 1.5], [0.0]], [])

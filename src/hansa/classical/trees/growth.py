@@ -40,7 +40,7 @@ class Growth:
 
     Of two children only the one with fewer samples is asked for: the sums of the other are those of the parent minus
     its own. If parties left or returned since the parent was asked, the statistics of the child are not those that the
-    split promised. Then both children are asked for.
+    split promised. Then, and if the other child would have negative counts, both children are asked for.
     """
 
     ask: AskSums
@@ -128,12 +128,16 @@ class Growth:
         return found
 
     async def _smaller(self, arrays: TreeArrays, pairs: list[Pair], width: int) -> list[tuple[Array, Array]] | None:
-        """The sums of both children, from those of the smaller ones; None if they are not what the splits promised."""
+        """The sums of both children, from those of the smaller ones.
+
+        None if they are not what the splits promised, or more than the parents have.
+        """
         smaller = [int(split.right[-1] < split.left[-1]) for _, split, _ in pairs]
         slots = [(item.tree, children[side]) for (item, _, children), side in zip(pairs, smaller, strict=True)]
         sums = await self.ask(arrays, slots)
         sides = [(split.left, split.right)[side] for (_, split, _), side in zip(pairs, smaller, strict=True)]
-        if not np.array_equal(sums[:, :, :width].sum(2), np.stack(sides)):
+        others = np.stack([item.sums for item, _, _ in pairs]) - sums
+        if not np.array_equal(sums[:, :, :width].sum(2), np.stack(sides)) or others[:, self.rule.outputs :].min() < 0:
             return None
-        return [(one, item.sums - one) if side == 0 else (item.sums - one, one)
-                for one, (item, _, _), side in zip(sums, pairs, smaller, strict=True)]  # fmt: skip
+        return [(one, other) if side == 0 else (other, one)
+                for one, other, side in zip(sums, others, smaller, strict=True)]  # fmt: skip
