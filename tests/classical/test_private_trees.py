@@ -18,6 +18,8 @@ from hansa.classical.trees.private import PrivateHistograms
 from hansa.classical.trees.table import TreeTable
 from hansa.core.budget import Release
 from hansa.core.errors import PartyError
+from hansa.core.op import Reply
+from hansa.core.reply_checks import Rules, fault
 from hansa.privacy import spent
 
 PRIVATE = hansa.Boosting(max_depth=2, bins=4, cuts="public", span=(-2.0, 2.0), sigma=5.0, epsilon=3.0, l2=20.0)
@@ -113,3 +115,26 @@ def test_targets_without_a_bound_and_groups_of_rows_are_refused() -> None:
         op.run(party_of((x, y), min_rows=5), payload, {})
     with pytest.raises(PartyError, match="at most 20 bits"):
         PrivateHistograms("logistic", 2, 1.0, 30, 1).run(party_of((x, y)), payload, {})
+
+
+def test_max_weight_limits_noisy_sums_by_their_largest_number() -> None:
+    data = samples(60)
+    _, payload = asked_of(boosted([data], 1))
+    for sigma in (0.3, 5.0):
+        op = PrivateHistograms("logistic", 2, 1.0, 20, 1, sigma=sigma)
+        reply = op.run(party_of(data), payload, {})[0]
+        assert fault(reply, op, payload, Rules(max_weight=60)) is None  # noise alone breaks no limit
+        many = Reply({"sums": reply.tensors["sums"] * 200})
+        assert fault(many, op, payload, Rules()) is None
+        assert "samples, over the limit of 60" in str(fault(many, op, payload, Rules(max_weight=60)))
+
+
+def test_a_noisy_sum_that_counts_its_samples_in_many_bins_states_them_all() -> None:
+    _, payload = asked_of(boosted([samples(60)], 1))
+    op = PrivateHistograms("logistic", 2, 1.0, 20, 1, sigma=0.3)
+    sums = torch.zeros(op.expects(payload)["sums"][0], dtype=torch.int64)
+    widths = np.diff(payload["bins"]["starts"].numpy()) + 2
+    sums[:, 2] = 60
+    assert op.stated_samples(Reply({"sums": sums}), payload) == 60 * widths.max() > 60
+    sums[:, 2, ::2] = -60  # no split would add them up
+    assert op.stated_samples(Reply({"sums": sums}), payload) == 60

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from hansa.classical.trees.bins import Bins
+from hansa.classical.trees.histograms import GradientHistograms
 from hansa.core import codec
 from hansa.core.ask import Ask
 from hansa.core.errors import DataError
@@ -79,6 +81,22 @@ def test_a_sum_whose_mean_breaks_a_limit_on_single_updates_is_rejected() -> None
     assert statuses(RelayedReplies(accepted(0, 1), summed(reply(1.1), reply(1.1))), terms())[0] == "accepted"
     outcomes = judged(RelayedReplies(accepted(0, 1), summed(reply(1.2), reply(1.2))), "north", terms(), (0, 1))
     assert "the norm of its mean update" in str(outcomes[0].why)
+
+
+@pytest.mark.parametrize(("row", "value"), [(0, 60), (1, -1), (2, -3), (2, 20)])
+def test_sums_of_a_tree_that_no_samples_add_up_to_are_rejected(row: int, value: int) -> None:
+    op, rules = GradientHistograms(bits=2), Rules(exact=True, max_weight=10)
+    bins = Bins.of_features([[0.5], [0.5]], ()).payload()
+    payload = {"bins": bins, "slots": torch.tensor([[0, 0]]), "features": torch.arange(2)}
+    given = RelayTerms(Ask("reduce", 0, "round", 0, op, payload, (0, 1), uniform=True), rules, True)
+    total = ReplySum(uniform=True)
+    for _ in range(2):
+        total.add(Reply({"sums": torch.tensor([[[4, -4, 0] * 2, [1, 1, 0] * 2, [5, 4, 0] * 2]])}, 9))
+    sums = total.reply()
+    assert statuses(RelayedReplies(accepted(0, 1), sums), given, (0, 1))[0] == "accepted"
+    sums.tensors["sums"][0, row, [0, 3]] = value
+    outcomes = judged(RelayedReplies(accepted(0, 1), sums), "north", given, (0, 1))
+    assert outcomes[0].status == "rejected" and "the partial sum of north" in str(outcomes[0].why)
 
 
 def test_a_sum_where_single_replies_were_asked_for_is_rejected() -> None:

@@ -359,11 +359,19 @@ class Op(Part):
         """The number of samples that a sum over samples (`per_sample`) states; also for a reply that is not valid."""
         return reply.weight
 
+    def most_stated(self, samples: int, payload: Payload) -> int:
+        """The largest number that `stated_samples` gives for a party of at most so many samples."""
+        return samples
+
     def impossible(self, reply: Reply, payload: Payload) -> str | None:
         """Why a reply of the expected names, shapes and types cannot be true; None if it may be. It is then rejected.
 
         A reply that is hidden in a secure sum is not seen, so an algorithm must check the sums too.
         """
+        return None
+
+    def impossible_sum(self, sums: Mapping[str, Tensor], payload: Payload, samples: int) -> str | None:
+        """Why the sums of several parties' replies, of at most so many samples, cannot be true; None if they may be."""
         return None
 
     @property
@@ -464,6 +472,12 @@ class Wrapper(Op):
 
     def stated_samples(self, reply: Reply, payload: Payload) -> int:
         return self.inner.stated_samples(reply, payload)
+
+    def most_stated(self, samples: int, payload: Payload) -> int:
+        return self.inner.most_stated(samples, payload)
+
+    def impossible_sum(self, sums: Mapping[str, Tensor], payload: Payload, samples: int) -> str | None:
+        return self.inner.impossible_sum(sums, payload, samples)
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return self.inner.demands(n, payload)

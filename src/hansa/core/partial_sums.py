@@ -182,6 +182,7 @@ def _content_fault(reply: Reply, op: Op, payloads: Sequence[Payload], rules: Rul
         elif tensor.numel() and max(-int(tensor.min()), int(tensor.max())) >= LARGEST * reply.weight:
             return f"{name} has values over 2^53 times its weight"
     reason = _samples_fault(reply, sums, op, rules)
+    reason = reason or op.impossible_sum(sums, payloads[0], reply.count * (rules.max_weight or LARGEST))
     if reason is not None:
         return reason
     reason = _metrics_fault(reply, metrics, op, payloads[0], rules)

@@ -157,7 +157,10 @@ def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = T
     reason = reason or beside_fault(reply.tensors, reply.weight, op, payload, limit)
     if reason is None and op.per_sample:
         rows = {name: tensor.unsqueeze(0) for name, tensor in reply.tensors.items()}
-        reason = sample_fault(rows, op.per_sample, [op.stated_samples(reply, payload)])
+        samples = op.stated_samples(reply, payload)
+        reason = sample_fault(rows, op.per_sample, [samples])
+        if rules.max_weight is not None and samples > op.most_stated(rules.max_weight, payload):
+            reason = f"its sums are those of {samples} samples, over the limit of {rules.max_weight}"
     if reason is not None:
         return reason
     if (reason := op.impossible(reply, payload)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -91,7 +92,7 @@ class TreeOp(Op):
         return {"sums": PerSample(torch.tensor(most)[:, None], signed=True)}
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        widths = _widths(payload)
+        widths = widths_of(payload)
         size = len(_slots(payload)), self.rows, int(widths.sum())
         if np.prod(size, dtype=object) > MOST_NUMBERS:
             raise PartyError(f"the ask wants sums of the shape {size}, and {MOST_NUMBERS} numbers are the most")
@@ -131,12 +132,15 @@ class TreeOp(Op):
         sums = reply.tensors.get("sums")
         return None if sums is None else self.contradiction(sums.cpu().numpy(), payload, reply.weight)
 
+    def impossible_sum(self, sums: Mapping[str, Tensor], payload: Payload, samples: int) -> str | None:
+        return self.contradiction(sums["sums"].cpu().numpy(), payload, samples)
+
     def contradiction(self, sums: Array, payload: Payload, samples: int, parties: int = 0) -> str | None:
         """Why sums over at most this many samples are impossible, or None.
 
         The totals of features may differ by the rounding of the sums of `parties`, which may have been rescaled.
         """
-        widths = _widths(payload)
+        widths = widths_of(payload)
         counts, (first, second) = sums[:, -1], self.highest
         if counts.size and counts.min() < 0:
             return "it has negative counts"
@@ -155,7 +159,7 @@ class TreeOp(Op):
         return None
 
 
-def _widths(payload: Payload) -> Array:
+def widths_of(payload: Payload) -> Array:
     """The number of bins of each feature that is counted; the bins themselves are checked when they are used."""
     bins = payload["bins"]
     starts, categorical = bins["starts"].cpu().numpy(), bins["categorical"].cpu().numpy()

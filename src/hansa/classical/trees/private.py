@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.classical.trees.histograms import GradientHistograms
+from hansa.classical.trees.histograms import GradientHistograms, widths_of
 from hansa.core.budget import Budget, Release
 from hansa.core.entries import extended
 from hansa.core.errors import PartyError
@@ -34,7 +34,8 @@ class PrivateHistograms(GradientHistograms):
     of gradients, 1/4 to that of second derivatives and 1 to the count. So a sample changes all sums of an ask together
     by at most sqrt(trees * features * (1 + 1/16 + 1)) in the Euclidean norm, which is the sensitivity. Each ask is one
     release. Parties send neither their number of samples nor losses of held-out samples. Noise has no bound, so a reply
-    states the number of samples that its largest number needs, or that noise alone may seem to need.
+    states the number of samples that the largest sum over the first bins of a feature needs, or that noise alone may
+    seem to need.
     """
 
     sigma: float = 1.0
@@ -92,11 +93,17 @@ class PrivateHistograms(GradientHistograms):
 
     def stated_samples(self, reply: Reply, payload: Payload) -> int:
         sums, hidden = reply.tensors.get("sums"), NOISE * self._deviation(payload)
-        if sums is None or not sums.numel() or sums.shape[1:2] != (3,):
+        if sums is None or not sums.numel() or tuple(sums.shape) != self.expects(payload)["sums"][0]:
             return reply.weight
+        widths, largest = widths_of(payload).tolist(), 0.0
         units = torch.tensor([2.0**self.bits, 2.0 ** (self.bits - 2), 1.0], dtype=torch.float64)
-        largest = sums.abs().amax((0, 2)).cpu() / units
-        return math.ceil(max(1.0, hidden, float(largest.max())))
+        for part in sums.cpu().double().split(widths, 2):  # the bins of a feature, of which a split adds the first ones
+            largest = max(largest, float((part.cumsum(2).abs().amax((0, 2)) / units).max()))
+        return math.ceil(max(1.0, hidden, largest))
+
+    def most_stated(self, samples: int, payload: Payload) -> int:
+        spread = 4 * math.sqrt(int(widths_of(payload).max()))  # curvature counts in quarters, and bins are added
+        return samples + math.ceil(spread * NOISE * self._deviation(payload))
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {name: shape for name, shape in super().expects(payload).items() if name == "sums"}
