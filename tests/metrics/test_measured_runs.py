@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from hansa.core.registry import build
 from hansa.experiment.settings import measured as measured_by_run
 from hansa.metrics import Accuracy, FunctionMetric
 from hansa.metrics.evaluate import EvaluateMetrics
+from hansa.metrics.numbers import LossMetric
 from hansa.metrics.predictions import Predictions
 from hansa.run import party_fields
 from hansa.run.result import Result
@@ -378,3 +381,13 @@ def test_impossible_counts_are_left_out_and_named() -> None:
         assert list(line["miscounted"]) == ["2"] and abs(line["accuracy"] - truth) < 0.2
     heavy = answers(classes=[[1e9, 1e9], [1e9, 1e9], [1e9, 1e9]], targets=[2e9])  # consistent, and far too many
     assert heavy["accuracy"] <= (sum(float(r.tensors["classes"][0].sum()) for r in honest) + 20) / 70 + 1e-9
+
+
+def test_losses_that_would_overflow_a_sum_are_left_out_and_named() -> None:
+    op = EvaluateMetrics(metrics=(LossMetric(),), classes=2)
+    honest = [measured(20, op), measured(30, op)]
+    liars = [dataclasses.replace(reply, tensors={**reply.tensors, "loss": torch.tensor([1.7e308, 20.0]).double()})
+             for reply in honest]  # fmt: skip
+    line = party_fields.counted_over_parties(op, Gathered((0, 1, 2, 3), (*honest, *liars)), 1, str)
+    assert list(line["miscounted"]) == ["2", "3"] and math.isfinite(line["loss"])
+    assert line["loss"] == party_fields.counted_over_parties(op, Gathered((0, 1), tuple(honest)), 1, str)["loss"]

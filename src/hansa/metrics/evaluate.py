@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from hansa.core.errors import ConfigError, DataError, PartyError
+from hansa.core.metric_ranges import MOST
+from hansa.core.norms import max_abs
 from hansa.core.op import Memory, Party, Payload, Replies, Reply, Shape
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build, register
@@ -198,6 +200,8 @@ class EvaluateMetrics(Evaluate):
     def _possible(self, counts: dict[str, Tensor]) -> bool:
         """Whether the counts of all parties may be those of samples."""
         targets = counts[TARGETS][:, 0].numpy()
+        if max_abs(counts.values()) > MOST:
+            return False
         for name, metric in self._distinct.items():
             sums = counts[name]
             try:
@@ -213,6 +217,8 @@ class EvaluateMetrics(Evaluate):
         targets = float(counts[TARGETS])
         if targets < 0:
             return "it has negative counts"
+        if max_abs(counts.values()) > MOST:
+            return f"it has numbers over {MOST:g}"
         for name, metric in self._distinct.items():
             sums = counts[name]
             try:
