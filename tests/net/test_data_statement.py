@@ -315,7 +315,7 @@ TABLE = {"columns": {"age": "number", "city": "text"}, "target": "ill", "classes
         ({"words": ["?"]}, "column 'age': expected a number, got 'NA'"),
         ({"target": "sick"}, "its target is the column 'ill', not 'sick'"),
         ({"columns": {}}, "columns is { *}, and the data have"),
-        ({"tests": True}, "tests is true, and the data have false"),
+        ({"tests": True}, "tests is true, and the data have false; correct the data, the option --test of"),
         ({"weights": True}, "weights is true"), ({"ids": True}, "ids is true"),
         ({"features": "whole"}, 'features is "whole", and the data have "real"'),
         ({"targets": "empty"}, "targets is 'empty', and there are samples"),

@@ -150,6 +150,7 @@ def targets(column: Column, name: str, labels: Sequence[str], place: Any) -> Ten
         values = table.coded(TableLayout(((name, "number"),)))[0][:, 0].numpy()
     except DataError as error:
         raise DataError(
-            f"{error}; targets are numbers, or class numbers from 0; list the classes of texts in task.labels"
+            f"{error}; targets are numbers, or class numbers from 0; list the classes of texts in task.labels "
+            "(a party: hansa join --labels)"
         ) from None
     return targets_of(values)

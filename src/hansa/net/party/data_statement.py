@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hansa.net")
 AGAINST = "the data contradict the table [data] of party.toml: "
+OPTIONS = {"tests": "--test", "ids": "--ids", "weights": "--weights", "labels": "--labels"}
 COMMENTS = {
     "shape": "numbers of a sample",
     "targets": "classes, whole (numbers that are no classes), numbers, none or empty (no samples yet)",
@@ -136,7 +137,7 @@ def _check(samples: PartySamples, statement: DataStatement) -> None:
         if own != getattr(statement, name):
             raise DataError(
                 f"{AGAINST}{name} is {_plain(getattr(statement, name))}, and the data have {_plain(own)}; correct the "
-                "data, or the table"
+                f"data, {f'the option {OPTIONS[name]} of hansa join, ' if name in OPTIONS else ''}or the table"
             )
 
     why = differing(samples.header, statement.header) if samples.header and statement.header else None
