@@ -96,14 +96,14 @@ class PrivateHistograms(GradientHistograms):
         if sums is None or not sums.numel() or tuple(sums.shape) != self.expects(payload)["sums"][0]:
             return reply.weight
         widths, largest = widths_of(payload).tolist(), 0.0
-        units = torch.tensor([2.0**self.bits, 2.0 ** (self.bits - 2), 1.0], dtype=torch.float64)
+        units = torch.tensor([2.0**self.bits, 2.0**self.bits, 1.0], dtype=torch.float64)
         for part in sums.cpu().double().split(widths, 2):  # the bins of a feature, of which a split adds the first ones
             largest = max(largest, float((part.cumsum(2).abs().amax((0, 2)) / units).max()))
         return math.ceil(max(1.0, hidden, largest))
 
     def most_stated(self, samples: int, payload: Payload) -> int:
-        spread = 4 * math.sqrt(int(widths_of(payload).max()))  # curvature counts in quarters, and bins are added
-        return samples + math.ceil(spread * NOISE * self._deviation(payload))
+        bins = int(widths_of(payload).max())
+        return samples + math.ceil(NOISE * math.sqrt(bins) * self._deviation(payload))
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         return {name: shape for name, shape in super().expects(payload).items() if name == "sums"}
