@@ -32,7 +32,7 @@ from hansa.data.table_ops import TableMagnitudes
 from hansa.local import SGD
 from hansa.net.party import preparations
 from hansa.net.party.agent import Worker
-from hansa.net.party.data_statement import add_table, proposed, stated
+from hansa.net.party.data_statement import add_table, facts, proposed, stated
 from hansa.net.party.data_watch import WatchedSamples
 from hansa.net.party.evaluations import check_rows
 from hansa.net.party.policy import Policy
@@ -335,6 +335,12 @@ def test_data_that_contradict_the_statement_are_an_error_for_the_owner(
     changed = {name: tuple(value) if isinstance(value, list) else value for name, value in change.items()}
     with pytest.raises(DataError, match=f"the data contradict the table .data. of party.toml: .*{why}"):
         stated(own, DataStatement(**{**fields, **changed}))
+
+
+def test_the_log_names_the_columns_only_of_a_table_with_few() -> None:
+    few, many = ({f"column {k}": "number" for k in range(n)} for n in (64, 65))
+    assert facts(DataStatement((64,), "none", columns=few))["columns"] == few
+    assert facts(DataStatement((65,), "none", columns=many))["columns"] == "the names and kinds of 65 columns"
 
 
 def test_the_owner_may_state_more_than_the_data_have(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hansa.net")
 AGAINST = "the data contradict the table [data] of party.toml: "
+SHOWN = 64  # columns that a line of the log names
 OPTIONS = {"tests": "--test", "ids": "--ids", "weights": "--weights", "labels": "--labels"}
 COMMENTS = {
     "shape": "numbers of a sample",
@@ -404,6 +405,8 @@ def table_of(statement: DataStatement) -> str:
 def facts(statement: DataStatement) -> dict[str, Any]:
     """The statement as fields of a log line, for the owner."""
     tree = {field.name: getattr(statement, field.name) for field in dataclasses.fields(statement)}
+    if len(statement.columns) > SHOWN:
+        tree["columns"] = f"the names and kinds of {len(statement.columns)} columns"
     return {name: value for name, value in tree.items() if value not in (None, "", (), {}, False)}
 
 
