@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hansa.classical.naive_bayes import ClassMoments
 from hansa.core.ask import Ask, Reduced
 from hansa.core.class_counts import ClassCounts
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, Shape
@@ -130,6 +131,17 @@ def test_a_rescaled_sum_has_the_same_bits_in_exact_sums_and_in_any_order() -> No
     exact = combine(asked(3), list(enumerate(replies))[::-1], Rules(exact=True), record, heaviest=1000)
     assert isinstance(exact, Reduced)
     assert all(torch.equal(plain.sums[name], exact.sums[name]) for name in plain.sums)
+
+
+def test_rescaled_moments_keep_the_means_of_rare_classes() -> None:
+    count = torch.tensor([9997, 3, 0])
+    moments = {"count": count, "sum": count[:, None] * torch.tensor([[0.5, 5.0]]).double(),
+               "square": count[:, None] * torch.tensor([[1.0, 25.0]]).double()}  # fmt: skip
+    less = rescaled(moments, ClassMoments.per_sample, 10_000, 400)
+    assert less["count"].tolist() == [400, 1, 0]
+    for name, mean in (("sum", [0.5, 5.0]), ("square", [1.0, 25.0])):
+        assert torch.allclose(less[name][:2] / less["count"][:2, None], torch.tensor(mean).double(), rtol=1e-14)
+        assert not less[name][2].any()
 
 
 def test_the_record_does_not_speak_of_weights_that_do_not_count() -> None:

@@ -31,7 +31,8 @@ class ClassMoments(Op):
     """
 
     per_sample: ClassVar[Bounds] = {
-        "count": PerSample(over=(-1,)), "sum": PerSample(None, signed=True), "square": PerSample(None),
+        "count": PerSample(over=(-1,)), "sum": PerSample(None, signed=True, counted="count"),
+        "square": PerSample(None, counted="count"),
     }  # fmt: skip
 
     entries = stated(centre=Shaped(shape=("classes", "features")))

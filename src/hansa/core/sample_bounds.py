@@ -25,12 +25,15 @@ class PerSample(NamedTuple):
     no bound by nature. With `over`, `most` bounds the sum of the absolute values along these dimensions, counted from
     the last one (-1): a sample that is counted in one of several places. Entries are not negative unless `signed`. With
     `per_party`, the bound is that of a whole reply, whatever its number of samples; such a tensor is never rescaled.
+    `counted` names the tensor with the number of samples in each entry of a real sum, or in each row: where this number
+    is rounded, the sum keeps its mean.
     """
 
     most: float | Tensor | None = 1.0
     over: tuple[int, ...] = ()
     signed: bool = False
     per_party: bool = False
+    counted: str | None = None
 
 
 Bounds = Mapping[str, PerSample]
@@ -95,9 +98,16 @@ def rescaled(tensors: Mapping[str, Tensor], bounds: Bounds, samples: int, limit:
     for name, value in tensors.items():
         if name in bounds and bounds[name].per_party:
             out[name] = value
-        elif value.is_floating_point():
-            out[name] = value.to(torch.float64) * math.ldexp(numerator, -shift)
+        elif not value.is_floating_point():
+            out[name] = _less(value, numerator, shift)
+        elif name in bounds and (counts := tensors.get(bounds[name].counted or "")) is not None:
+            share = _less(counts, numerator, shift).double() / counts.clamp(min=1).double()
+            out[name] = value.to(torch.float64) * share.view(*counts.shape, *[1] * (value.dim() - counts.dim()))
         else:
-            whole = value.to(torch.int64)
-            out[name] = whole.sign() * -((-whole.abs() * numerator) >> shift)
+            out[name] = value.to(torch.float64) * math.ldexp(numerator, -shift)
     return out
+
+
+def _less(value: Tensor, numerator: int, shift: int) -> Tensor:
+    whole = value.to(torch.int64)
+    return whole.sign() * -((-whole.abs() * numerator) >> shift)

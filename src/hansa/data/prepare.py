@@ -46,7 +46,8 @@ class ColumnMoments(Op):
     """
 
     per_sample: ClassVar[Bounds] = {
-        "count": PerSample(), "sum": PerSample(None, signed=True), "square": PerSample(None),
+        "count": PerSample(), "sum": PerSample(None, signed=True, counted="count"),
+        "square": PerSample(None, counted="count"),
     }  # fmt: skip
 
     entries = stated(centre=Shaped(shape="sample"))
