@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hansa.classical.counts import SplitCounts
 from hansa.classical.naive_bayes import ClassMoments
+from hansa.classical.trees.forest_ops import ForestHistograms
 from hansa.core.ask import Ask, Reduced
 from hansa.core.class_counts import ClassCounts
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, Shape
@@ -142,6 +144,22 @@ def test_rescaled_moments_keep_the_means_of_rare_classes() -> None:
     for name, mean in (("sum", [0.5, 5.0]), ("square", [1.0, 25.0])):
         assert torch.allclose(less[name][:2] / less["count"][:2, None], torch.tensor(mean).double(), rtol=1e-14)
         assert not less[name][2].any()
+
+
+def test_many_small_counts_do_not_grow_when_they_are_rescaled() -> None:
+    """Rounded up, each of them would count as a sample."""
+    counts = SplitCounts((0, 1), 3, 1000, 2)
+    less = counts.rescaled({"splits": torch.ones(2, 3, 1000, 2, dtype=torch.int64)}, 10**9, 400)
+    assert not less["splits"].any()
+    less = counts.rescaled({"splits": torch.full((2, 3, 1000, 2), 10**6)}, 4 * 10**9, 4000)
+    assert 3900 < int(less["splits"].sum((0, 2, 3)).max()) <= 4000
+    trees = ForestHistograms(classes=2, drawn=False)  # votes of two classes, and counts
+    sums = torch.tensor([1, 0, 1])[None, :, None].repeat(32, 1, 64)
+    less = trees.rescaled({"sums": sums}, 10**9, 400)
+    assert not less["sums"][:, :2].any() and less["sums"][:, 2].unique().tolist() == [1]
+    honest = torch.tensor([30, 70, 100])[None, :, None].repeat(32, 1, 64)
+    less = trees.rescaled({"sums": honest}, 6400, 400)
+    assert (less["sums"][:, :2].abs() <= less["sums"][:, 2:]).all() and int(less["sums"][0, 1, 0]) == 4
 
 
 def test_the_record_does_not_speak_of_weights_that_do_not_count() -> None:

@@ -88,7 +88,9 @@ class SplitCounts(Op):
     features: int = 0
     width: int = 0
     classes: int = 0
-    per_sample: ClassVar[Bounds] = {"splits": PerSample(over=(-4, -2, -1)), "totals": PerSample(over=(-2, -1))}
+    per_sample: ClassVar[Bounds] = {
+        "splits": PerSample(over=(-4, -2, -1), nearest=True), "totals": PerSample(over=(-2, -1), nearest=True),
+    }  # fmt: skip
     entries = stated(**TREE)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:

@@ -28,7 +28,7 @@ from hansa.core.params import Params
 from hansa.core.post import Post
 from hansa.core.public import PublicSamples
 from hansa.core.registry import Part
-from hansa.core.sample_bounds import Bounds
+from hansa.core.sample_bounds import Bounds, rescaled
 from hansa.core.shapes import Shape as Shape
 from hansa.core.shapes import UpTo as UpTo
 from hansa.core.shapes import is_open
@@ -363,6 +363,10 @@ class Op(Part):
         """The largest number that `stated_samples` gives for a party of at most so many samples."""
         return samples
 
+    def rescaled(self, tensors: Mapping[str, Tensor], samples: int, limit: int) -> dict[str, Tensor]:
+        """The tensors of a sum over `samples` samples, rescaled to count as one over at most `limit` of them."""
+        return rescaled(tensors, self.per_sample, samples, limit)
+
     def impossible(self, reply: Reply, payload: Payload) -> str | None:
         """Why a reply of the expected names, shapes and types cannot be true; None if it may be. It is then rejected.
 
@@ -472,6 +476,9 @@ class Wrapper(Op):
 
     def stated_samples(self, reply: Reply, payload: Payload) -> int:
         return self.inner.stated_samples(reply, payload)
+
+    def rescaled(self, tensors: Mapping[str, Tensor], samples: int, limit: int) -> dict[str, Tensor]:
+        return self.inner.rescaled(tensors, samples, limit)
 
     def most_stated(self, samples: int, payload: Payload) -> int:
         return self.inner.most_stated(samples, payload)

@@ -22,7 +22,7 @@ from hansa.core.placed import PlacedReply, RowTensors
 from hansa.core.reply_checks import Rules, opener, received, received_stack
 from hansa.core.round_record import ExactMeans, Means, Medians, Record
 from hansa.core.rows import Rows, room
-from hansa.core.sample_bounds import rescaled, share_of
+from hansa.core.sample_bounds import share_of
 from hansa.core.shapes import largest_shape
 from hansa.core.sums import BlockSum, StoredReply, StoredSums
 
@@ -170,7 +170,7 @@ class ReplyCombiner:
         factor = math.ldexp(numerator, -shift)
         self.record.capped[party] = f"its sums over {samples} samples count {factor:.4g} times, as {most}, {limit}"
         self._rescaled = True
-        return Reply(rescaled(reply.tensors, self.op.per_sample, samples, most), most, reply.maxima, reply.metrics)
+        return Reply(self.op.rescaled(reply.tensors, samples, most), most, reply.maxima, reply.metrics)
 
     def _keep_largest(self, maxima: Mapping[str, Tensor]) -> None:
         for name, value in maxima.items():

@@ -26,7 +26,8 @@ class PerSample(NamedTuple):
     the last one (-1): a sample that is counted in one of several places. Entries are not negative unless `signed`. With
     `per_party`, the bound is that of a whole reply, whatever its number of samples; such a tensor is never rescaled.
     `counted` names the tensor with the number of samples in each entry of a real sum, or in each row: where this number
-    is rounded, the sum keeps its mean.
+    is rounded, the sum keeps its mean. Whole numbers are rounded away from zero when they are rescaled, with `nearest`
+    to the nearest: then many small counts do not add up to more than twice their share, and the smallest ones vanish.
     """
 
     most: float | Tensor | None = 1.0
@@ -34,6 +35,7 @@ class PerSample(NamedTuple):
     signed: bool = False
     per_party: bool = False
     counted: str | None = None
+    nearest: bool = False
 
 
 Bounds = Mapping[str, PerSample]
@@ -90,8 +92,8 @@ def share_of(samples: int, limit: int) -> tuple[int, int]:
 def rescaled(tensors: Mapping[str, Tensor], bounds: Bounds, samples: int, limit: int) -> dict[str, Tensor]:
     """The tensors of a reply of `samples` samples, times one factor of at most limit / samples.
 
-    Integers are rounded away from zero: what was counted stays counted, and a sum that its count allows stays allowed.
-    The bits are the same on all machines.
+    Integers are rounded away from zero (but see `PerSample.nearest`): what was counted stays counted, and a sum that
+    its count allows stays allowed. The bits are the same on all machines.
     """
     numerator, shift = share_of(samples, limit)
     out = {}
@@ -99,7 +101,8 @@ def rescaled(tensors: Mapping[str, Tensor], bounds: Bounds, samples: int, limit:
         if name in bounds and bounds[name].per_party:
             out[name] = value
         elif not value.is_floating_point():
-            out[name] = _less(value, numerator, shift)
+            nearest = name in bounds and bounds[name].nearest
+            out[name] = _less(value, numerator, shift, nearest)
         elif name in bounds and (counts := tensors.get(bounds[name].counted or "")) is not None:
             share = _less(counts, numerator, shift).double() / counts.clamp(min=1).double()
             out[name] = value.to(torch.float64) * share.view(*counts.shape, *[1] * (value.dim() - counts.dim()))
@@ -108,6 +111,7 @@ def rescaled(tensors: Mapping[str, Tensor], bounds: Bounds, samples: int, limit:
     return out
 
 
-def _less(value: Tensor, numerator: int, shift: int) -> Tensor:
+def _less(value: Tensor, numerator: int, shift: int, nearest: bool = False) -> Tensor:
     whole = value.to(torch.int64)
-    return whole.sign() * -((-whole.abs() * numerator) >> shift)
+    half = 1 << (shift - 1) if nearest else 0
+    return whole.sign() * -((half - whole.abs() * numerator) >> shift)

@@ -18,7 +18,7 @@ from hansa.core.norms import max_abs
 from hansa.core.objective import Objective
 from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import Part
-from hansa.core.sample_bounds import Bounds, largest_entry, rescaled
+from hansa.core.sample_bounds import Bounds, largest_entry
 from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Numbers, SumLayout, WideFixedPoint, sum_width
 
 log = logging.getLogger("hansa")
@@ -107,7 +107,7 @@ class Encoded(Wrapper):
             room = 2.0 ** (self.bits - 1) - 1 if whole else self.range
             limit = max(1, int(room / one))
             if reply.weight > limit and max_abs(reply.tensors.values()) > room:
-                tensors = rescaled(reply.tensors, self.inner.per_sample, reply.weight, limit)
+                tensors = self.inner.rescaled(reply.tensors, reply.weight, limit)
                 reply = replace(reply, tensors=tensors)
         secret = party.private("encode", self.label) if self.stochastic or self.noise else b""
 

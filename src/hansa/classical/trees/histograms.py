@@ -19,7 +19,7 @@ from hansa.core.entries import WHOLE, Entries, Number, Shaped, Sizes, check_size
 from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
-from hansa.core.sample_bounds import Bounds, PerSample
+from hansa.core.sample_bounds import Bounds, PerSample, rescaled
 from hansa.core.stopping import go_on
 
 Array = np.ndarray[Any, Any]
@@ -89,7 +89,12 @@ class TreeOp(Op):
     def per_sample(self) -> Bounds:  # type: ignore[override]
         first, second = self.highest
         most = [first] * self.outputs + [second] * (not self.constant) + [1]
-        return {"sums": PerSample(torch.tensor(most)[:, None], signed=True)}
+        return {"sums": PerSample(torch.tensor(most)[:, None], signed=True, nearest=True)}
+
+    def rescaled(self, tensors: Mapping[str, Tensor], samples: int, limit: int) -> dict[str, Tensor]:
+        less = super().rescaled(tensors, samples, limit)  # to the nearest, but counts away from 0: they bound others
+        less["sums"][:, -1] = rescaled({"counts": tensors["sums"][:, -1]}, {}, samples, limit)["counts"]
+        return less
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         widths = widths_of(payload)

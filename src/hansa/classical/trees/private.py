@@ -43,7 +43,7 @@ class PrivateHistograms(GradientHistograms):
     delta: float = 1e-5
     ask: int = 0  # the number of the ask in its round: asks draw different noise
     measures: ClassVar[frozenset[str] | None] = frozenset({"epsilon"})
-    per_sample: ClassVar[Bounds] = {"sums": PerSample(None, signed=True)}
+    per_sample: ClassVar[Bounds] = {"sums": PerSample(None, signed=True, nearest=True)}
     entries = extended(GradientHistograms.entries, "points")  # surrogates depend on all samples: another sensitivity
 
     @property
