@@ -138,9 +138,7 @@ def test_a_reply_that_would_fill_the_memory_is_refused(op: Op, payload: Any, tmp
     """By its size, or before by a payload or fields that do not fit the task."""
     said = answer(tmp_path / "home", op, payload)
     assert isinstance(said, str)
-    assert re.search(
-        r"at most 100000000 bytes \(limits.memory|malformed ask|the party's task has", said
-    )
+    assert re.search(r"at most 100000000 bytes \(limits.memory|malformed ask|the party's task has", said)
 
 
 def test_a_secure_sum_of_too_many_neighbours_is_refused(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ class TreeOp(Op):
 
     def rescaled(self, tensors: Mapping[str, Tensor], samples: int, limit: int) -> dict[str, Tensor]:
         less = super().rescaled(tensors, samples, limit)  # to the nearest, but counts away from 0: they bound others
-        less["sums"][:, -1] = rescaled({"counts": tensors["sums"][:, -1]}, {}, samples, limit)["counts"]
+        if "sums" in tensors:
+            less["sums"][:, -1] = rescaled({"counts": tensors["sums"][:, -1]}, {}, samples, limit)["counts"]
         return less
 
     def expects(self, payload: Payload) -> dict[str, Shape]:

@@ -97,7 +97,9 @@ class PrivateHistograms(GradientHistograms):
             return reply.weight
         widths, largest = widths_of(payload).tolist(), 0.0
         units = torch.tensor([2.0**self.bits, 2.0**self.bits, 1.0], dtype=torch.float64)
-        for part in sums.cpu().double().split(widths, 2):  # the bins of a feature, of which a split adds the first ones
+        for part in torch.split(
+            sums.cpu().double(), widths, 2
+        ):  # the bins of a feature, of which a split adds the first ones
             largest = max(largest, float((part.cumsum(2).abs().amax((0, 2)) / units).max()))
         return math.ceil(max(1.0, hidden, largest))
 
