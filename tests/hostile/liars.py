@@ -70,7 +70,7 @@ def take_over(round: Callable[..., Any], *verbs: str) -> None:
 
 def answer(change: Callable[[Op, Mapping[str, Any], Reply], Reply | str]) -> None:
     """Make a party send other replies than its own: `change(op, payload, reply)`."""
-    honest = party.Worker._answer
+    honest = party.Worker.answer
 
     def lie(self: party.Worker, work: Any, message: Message, task: Message) -> tuple[Reply | str, bool]:
         reply, staged = honest(self, work, message, task)
@@ -79,7 +79,7 @@ def answer(change: Callable[[Op, Mapping[str, Any], Reply], Reply | str]) -> Non
             return reply, staged
         return change(op, message["payload"], reply), staged
 
-    party.Worker._answer = lie  # type: ignore[method-assign]
+    party.Worker.answer = lie  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
