@@ -84,8 +84,8 @@ def test_no_record_is_read_by_choosing_clip_rate_noise_or_model(tmp_path: Path) 
     for reasons in why[:8]:
         assert all("clip must lie in 1e-06 to 1e+06, got 1e-30" in reason for reason in reasons.values())
     assert list(why[8]) == ["bob"] and "requires a clip of 0.1 to 10, and the job has 1e-06" in why[8]["bob"]
-    assert all("lr, batch, epochs, steps" in reason for reason in why[9].values())
-    assert all("lr, batch, epochs, steps" in reason for reason in why[10].values())
+    assert all("malformed ask" in reason for reason in why[9].values())
+    assert all("malformed ask" in reason for reason in why[10].values())
     assert all("sigma must lie in 1e-06 to 1e+06" in reason for reason in why[12].values())
     assert all("requires a sigma of at least 4, and the job has 3" in reason for reason in why[13].values())
     # The spending is that of the answers given.

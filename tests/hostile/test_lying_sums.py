@@ -46,4 +46,4 @@ def test_max_weight_holds_for_sums_with_noise_too(tmp_path: Path) -> None:
     assert job["status"] == "finished", job["reason"]
     for line in job["rounds"]:
         assert line["replies"] == 5 and list(line["rejected"]) == ["eve"]
-        assert "samples, over the limit of 100" in line["rejected"]["eve"]
+        assert "over the limit of 100" in line["rejected"]["eve"]

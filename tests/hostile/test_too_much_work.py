@@ -35,7 +35,7 @@ def asks_too_much() -> None:
         elif message["round"] == 1:
             message["payload"] = {**message["payload"], "work": {"steps": 10**9}}
         elif message["round"] == 2:
-            message["op"] = op_config(ValueProfile(10**9))
+            message |= {"op": op_config(ValueProfile(10**9)), "payload": {}}
         elif message["round"] == LONG:
             message["op"] = op_config(SGD(lr=1e-9, batch=1, steps=1_000_000))
         return message
@@ -106,7 +106,7 @@ def test_parties_refuse_what_is_too_much_stop_what_nobody_awaits_and_end_when_to
             assert (
                 "at most 1000000 steps (limits.steps in party.toml), and this one requests 1000000000" in said[1][name]
             )
-            assert "limits.memory in party.toml" in said[2][name]
+            assert "asks about 1000000000 features" in said[2][name]
             assert "its policy allows models of at most 1000000000 parameters" in said[3][name]
         for name in ("bob", "cat"):  # in the middle of a million steps, and in the middle of one
             stage.processes[name].terminate()

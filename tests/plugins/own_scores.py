@@ -64,4 +64,4 @@ class OwnScores(Algorithm):
         return state.replace(scores=reply.mean("scores", scores.dtype))
 
     def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
-        return "own-model", {"scores": state.slots["scores"]}
+        return "own-model", {}
