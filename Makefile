@@ -2,7 +2,7 @@
 
 PYTHON      ?= python3
 # More workers than cores: many tests wait for processes and deadlines.
-PYTEST_ARGS ?= -n 4 --dist loadgroup
+PYTEST_ARGS ?= -n 4 --dist loadfile
 # Tests start many processes, which would compile Hansa anew each time.
 unexport PYTHONDONTWRITEBYTECODE
 DEMO_ARGS   ?=

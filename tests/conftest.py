@@ -9,14 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from hansa.core.forking import CannotFork
-from tiers import SKIPPED, TIERS, Records, group, is_marked, own_id, thin
+from tiers import SKIPPED, TIERS, Records, is_marked, own_id, scope, thin
 
 if TYPE_CHECKING:
     from hansa.testing import NetworkPool, PartyPool
@@ -50,12 +50,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.suffix == ".py" and any(is_marked(collection_path, mark) for mark in marks) else None
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """As a wrapper, before pytest-xdist reads the groups, and pytest the marks."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out whole files, or folders (`tiers.scope`)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(nodeid)
+
+    return Files(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     thin(items)
-    if config.pluginmanager.hasplugin("xdist"):
-        group(items)
     if config.option.tier == "rest":
         assert config.cache is not None
         skipped = set(config.cache.get(SKIPPED.format("fast"), []))
@@ -63,7 +72,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 for item in items]  # fmt: skip
         config.hook.pytest_deselected(items=[item for item, run in zip(items, runs, strict=True) if not run])
         items[:] = itertools.compress(items, runs)
-    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

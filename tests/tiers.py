@@ -61,24 +61,21 @@ def thin(items: Iterable[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow if at in paired else pytest.mark.night)
 
 
-def group(items: Iterable[pytest.Item]) -> None:
-    """Have pytest-xdist run tests that share a fixture of a module or of the session in one process.
+TOGETHER = {"tests/cluster", "tests/plugins", "tests/track"}  # folders whose tests share processes for a whole session
 
-    Fixtures of the session count first, and all those of a folder's conftest.py are one: a second Ray cluster, or a
-    second pool of party processes, would take gigabytes.
+
+def scope(nodeid: str) -> str:
+    """The tests that pytest-xdist runs in one process: those of a file, or of a folder of `TOGETHER`.
+
+    A second Ray cluster, or a second federation of a module, would take gigabytes.
     """
-    for item in items:
-        fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-        own = {name: definitions[-1] for name, definitions in fixtures.items() if definitions[-1].baseid}
-        session = sorted(each.baseid for each in own.values() if each.scope == "session")
-        if session:
-            item.add_marker(pytest.mark.xdist_group(session[-1]))  # the deepest folder
-        elif any(each.scope == "module" for each in own.values()):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    path = nodeid.partition("::")[0]
+    folder = path.rpartition("/")[0]
+    return folder if folder in TOGETHER else path
 
 
 def own_id(test: Any) -> str:
-    """The id of a test or of its report, without the group that pytest-xdist appends."""
+    """The id of a test or of its report, without a group that pytest-xdist may append."""
     return re.sub(r"@[\w@]*$", "", test.nodeid)
 
 
