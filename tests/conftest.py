@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from hansa.core.forking import CannotFork
-from tiers import SKIPPED, TIERS, Records, is_marked, own_id, scope, thin
+from tiers import SKIPPED, TIERS, Records, is_marked, scope, thin
 
 if TYPE_CHECKING:
     from hansa.testing import NetworkPool, PartyPool
@@ -97,7 +97,7 @@ def _run_apart(item: pytest.Function) -> None:
         raise CannotFork("the process of a single test must not fork either")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "", own_id(item)], cwd=item.config.rootpath,
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "", item.nodeid], cwd=item.config.rootpath,
         env=kept | {"CUDA_VISIBLE_DEVICES": "", "HANSA_TEST_APART": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:

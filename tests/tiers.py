@@ -74,11 +74,6 @@ def scope(nodeid: str) -> str:
     return folder if folder in TOGETHER else path
 
 
-def own_id(test: Any) -> str:
-    """The id of a test or of its report, without a group that pytest-xdist may append."""
-    return re.sub(r"@[\w@]*$", "", test.nodeid)
-
-
 def is_marked(path: Path, mark: str) -> bool:
     """Whether a whole file is marked, so that it need not be imported: MLflow alone takes seconds in each worker."""
     return re.search(rf"^pytestmark = \[?pytest\.mark\.{mark}\b", path.read_text(), re.MULTILINE) is not None
@@ -114,14 +109,14 @@ class Records:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:
-            self.skipped.add(own_id(report))
+            self.skipped.add(report.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped:
-            self.skipped.add(own_id(report))
+            self.skipped.add(report.nodeid)
         for name, value in report.user_properties:
             if name == "cost":
-                self.costs[own_id(report)] = round(value, 3)
+                self.costs[report.nodeid] = round(value, 3)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.cache is not None and not hasattr(session.config, "workerinput"):

@@ -360,7 +360,7 @@ class Op(Part):
         return reply.weight
 
     def most_stated(self, samples: int, payload: Payload) -> int:
-        """The largest number that `stated_samples` gives for a party of at most so many samples."""
+        """The largest number that `stated_samples` gives for a party of at most `samples` samples."""
         return samples
 
     def rescaled(self, tensors: Mapping[str, Tensor], samples: int, limit: int) -> dict[str, Tensor]:
@@ -375,7 +375,7 @@ class Op(Part):
         return None
 
     def impossible_sum(self, sums: Mapping[str, Tensor], payload: Payload, samples: int) -> str | None:
-        """Why the sums of several parties' replies, of at most so many samples, cannot be true; None if they may be."""
+        """Why sums of several parties' replies over at most `samples` samples cannot be true; None if they may be."""
         return None
 
     @property

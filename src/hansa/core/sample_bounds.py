@@ -2,7 +2,7 @@
 
 A reply that is a sum over samples enters sums with the weight 1; its weight is the number of samples that it states.
 Its tensors must not exceed that number times the bound of one sample. If the number is over a limit, all tensors are
-rescaled by one factor, so that the reply counts as one of so many samples as the limit allows.
+rescaled by one factor, so that the reply counts as one with the limit's number of samples.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Bounds = Mapping[str, PerSample]
 
 
 def sample_fault(rows: Mapping[str, Tensor], bounds: Bounds, samples: Sequence[int]) -> str | None:
-    """Why replies cannot be sums over so many samples, or None. Row k of each tensor is over `samples[k]` samples."""
+    """Why replies cannot be sums over `samples`, or None. Row k of each tensor is over `samples[k]` samples."""
     for name, bound in bounds.items():
         values = rows.get(name)
         if values is None or not values.numel():
@@ -72,7 +72,7 @@ def _exceeds(values: Tensor, bound: PerSample, samples: Tensor) -> bool:
 
 
 def largest_entry(bounds: Bounds, names: Iterable[str], samples: int) -> float | None:
-    """The largest absolute value of the tensors of a reply of so many samples; None if one of them has no bound."""
+    """The largest absolute value of the tensors of a reply of `samples` samples; None if one of them has no bound."""
     largest = 0.0
     for name in names:
         bound = bounds.get(name)
