@@ -114,14 +114,14 @@ def test_parties_asked_for_different_encodings_have_no_sum() -> None:
 
 @pytest.mark.usefixtures("valid")
 def test_slice_of_the_campaign_finds_nothing() -> None:
-    campaign = Campaign(names(), ["dp", "secure", "active", "budget"])
+    campaign = Campaign(sorted(names()), ["dp", "secure", "active", "budget"])
     for place, name in enumerate(campaign.ops):
         floor = campaign.floors[place % 4]
         campaign.one(name, floor, 0, False)
         if campaign.reached[name, floor]:
             campaign.one(name, floor, 5, False)
     assert not campaign.found, list(campaign.where.values())
-    assert campaign.counts["accepted"] >= 0.3 * campaign.counts["requests"] > 0
+    assert campaign.counts["accepted"] >= 0.25 * campaign.counts["requests"] > 0
 
 
 @pytest.mark.usefixtures("valid")
