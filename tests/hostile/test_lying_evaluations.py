@@ -108,4 +108,4 @@ def test_no_record_is_read_by_the_shape_of_a_question(tmp_path: Path) -> None:
     for found in stage.notes():
         assert not np.array_equal(found["records"].numpy(), parties["bob"][0])
     assert job["status"] == "failed" and not stage.notes()
-    assert "the payload has no 'centre' of the shape that its samples need" in job["reason"]
+    assert "'centre' differs from party to party" in job["reason"]
