@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from league import Caller, League, Member, samples
+from msgspec import structs
 
 from hansa.cli import main
 from hansa.core import disk
@@ -26,6 +28,7 @@ from hansa.net.party.store import PartyStore
 from hansa.net.party.vault import FILE, PartyVault, load_secret
 from hansa.net.party.vault_lines import read_vault
 from hansa.net.party.vault_marks import VaultMarks
+from hansa.net.transport.certificates import identity_of_pem
 from hansa.net.transport.wire import Answer, VaultMark, unpack
 from hansa.privacy import spent
 
@@ -154,6 +157,17 @@ def trained(league: League) -> None:
     assert ended["status"] == "finished", ended["reason"]
 
 
+def renewed(member: Member, league: League) -> None:
+    """Give a party a new certificate, and let it leave."""
+
+    async def rotate() -> None:
+        async with member.store.client(league.url) as client:
+            await member.store.rotate(client)
+
+    asyncio.run(rotate())
+    member.leave()
+
+
 def refused(league: League) -> str:
     member = Member(league, "ann", samples(0), LIMITS)
     member.gone()
@@ -170,7 +184,8 @@ def test_a_party_refuses_to_go_on_with_an_old_vault_until_the_loss_is_acknowledg
     trained(league)
     league.members["ann"].leave()
     shutil.copytree(home, league.folder / "backup")
-    league.join("ann", samples(0), LIMITS)
+    renewed(league.join("ann", samples(0), LIMITS), league)
+    league.join("ann", samples(0), LIMITS)  # with a certificate that the backup does not know
     trained(league)
     league.members["ann"].leave()
     newest = read_vault(home)
@@ -182,7 +197,11 @@ def test_a_party_refuses_to_go_on_with_an_old_vault_until_the_loss_is_acknowledg
     shutil.copy(league.folder / "backup" / FILE, home / FILE)  # the vault alone
     assert "is older than the party's newest receipt" in refused(league)
     shutil.rmtree(home)
-    shutil.copytree(league.folder / "backup", home)  # the whole folder
+    shutil.copytree(league.folder / "backup", home)  # the whole folder, whose certificate has ended
+    token, change = league.aggregator.registry.invite("ann")
+    league.ledger.now(change)
+    (store := PartyStore(home)).close()
+    asyncio.run(store.enrol(league.url, token))
     why = refused(league)
     assert "is older than the newest answer that the aggregator has from this party" in why and "\n" not in why
     monkeypatch.setattr(sys, "argv", ["hansa", "privacy", "acknowledge-loss", "--state", str(home), "--json"])
@@ -217,8 +236,13 @@ def test_a_receipt_is_stored_once_if_its_mark_cannot_be_stored_at_first(
 
 
 def test_a_mark_that_the_party_did_not_sign_is_ignored(league: League) -> None:
-    forged = ("ann", "0" * 64, "0" * 128)
-    league.ledger.now(lambda db: db.run("INSERT OR REPLACE INTO vault_marks VALUES (?, ?, ?)", *forged))
+    def forge(db: Any) -> None:
+        (pem,) = (row["fingerprint"] for row in db.all("SELECT fingerprint FROM certificates WHERE name = 'bob'"))
+        mark = marked(bob, "0" * 64)
+        db.run("INSERT OR REPLACE INTO vault_marks VALUES ('ann', ?, ?, ?)", mark.mark, mark.signature, pem)
+
+    bob = league.enrolled("bob")
+    league.ledger.now(forge)
     league.join("ann", samples(0), LIMITS)
     trained(league)
 
@@ -243,6 +267,8 @@ def test_the_aggregator_keeps_the_newest_mark_of_each_party_and_checks_its_signa
     assert ann.reply(asked, good).status == 200
     other = league.ask(round=1)
     assert ann.reply(other, Answer("0" * 64, "0" * 128, why="busy", vault=marked(ann, "4" * 64))).status == 200
-    assert unpack(ann.call("GET", "/v1/vault").body, VaultMark) == marked(ann, "4" * 64)
+    handed = unpack(ann.call("GET", "/v1/vault").body, VaultMark)
+    assert structs.replace(handed, certificate=b"") == marked(ann, "4" * 64)
+    assert identity_of_pem(handed.certificate).name == "ann"
     assert bob.call("GET", "/v1/vault").status == 204
     assert league.nobody().call("GET", "/v1/vault").status == 401

@@ -184,8 +184,8 @@ def store_answer(key: Key, sent: Sent, path: Path | None, rejected: str | None =
             pack(receipt), bad, bad,
         )  # fmt: skip
         if answer.vault is not None:  # handed back to the party when it starts again
-            db.run("INSERT OR REPLACE INTO vault_marks VALUES (?, ?, ?)", sent.name, answer.vault.mark,
-                   answer.vault.signature)  # fmt: skip
+            db.run("INSERT OR REPLACE INTO vault_marks VALUES (?, ?, ?, ?)", sent.name, answer.vault.mark,
+                   answer.vault.signature, sent.certificate)  # fmt: skip
         reach("reply.written")
         return receipt
 

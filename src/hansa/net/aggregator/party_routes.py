@@ -238,8 +238,11 @@ class PartyRoutes(Endpoints):
 
     async def vault(self, call: Call) -> web.Response:
         """The newest mark of the party's vault that came with an answer."""
-        row = self.ledger.one("SELECT mark, signature FROM vault_marks WHERE party = ?", call.name)
-        return web.Response(status=204) if row is None else packed(VaultMark(row["mark"], row["signature"]))
+        row = self.ledger.one(
+            "SELECT mark, signature, pem FROM vault_marks JOIN certificates ON fingerprint = certificate "
+            "WHERE party = ?", call.name,
+        )  # fmt: skip
+        return web.Response(status=204) if row is None else packed(VaultMark(*row))
 
     async def _perform(self, step: Write | Do | Wait) -> Any:
         """Carry out an effect without blocking the event loop."""

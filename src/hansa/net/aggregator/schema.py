@@ -53,7 +53,8 @@ CREATE INDEX IF NOT EXISTS log_absent ON log (job) WHERE event = 'not taking par
 CREATE TABLE IF NOT EXISTS relayed (
     job TEXT NOT NULL, round INTEGER NOT NULL, phase TEXT NOT NULL, number INTEGER NOT NULL, work BLOB NOT NULL,
     PRIMARY KEY (job, round, phase, number));
-CREATE TABLE IF NOT EXISTS vault_marks (party TEXT PRIMARY KEY, mark TEXT NOT NULL, signature TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS vault_marks (
+    party TEXT PRIMARY KEY, mark TEXT NOT NULL, signature TEXT NOT NULL, certificate TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS nodes (
     level INTEGER NOT NULL, place INTEGER NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (level, place)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS commits (n INTEGER NOT NULL);

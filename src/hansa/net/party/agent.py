@@ -36,7 +36,7 @@ from hansa.core.session_op import SessionOp
 from hansa.core.stopping import Halted
 from hansa.local.clipping import keeps_state
 from hansa.local.solver import LocalSolver
-from hansa.net.audit.evidence import make_statement, payload_model_digest, vault_bytes
+from hansa.net.audit.evidence import make_statement, payload_model_digest, signed_by, vault_bytes
 from hansa.net.party import own_models
 from hansa.net.party.after_reading import AfterReading, AgentLink
 from hansa.net.party.approval_gate import ApprovalGate, waits
@@ -60,6 +60,7 @@ from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.party.vault import PartyVault, load_secret
 from hansa.net.party.vault_marks import VaultMarks
 from hansa.net.transport.client import Client, Refusal, Unreachable
+from hansa.net.transport.keys import IdentityError
 from hansa.net.transport.manifest import Manifest, decode_manifest
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import UNWANTED, Answer, Blob, Receipt, VaultMark, Work, pack, printable, unpack
@@ -472,7 +473,7 @@ class Agent:
         await asyncio.to_thread(check_current, self.store.folder, self._marks, stored, newest)
 
     async def _handed_back(self) -> str | None:
-        """The newest mark of this party's vault that the aggregator has, if this party signed it."""
+        """The newest mark of this party's vault that the aggregator has, if a certificate of this party signed it."""
         try:
             _, data = await self.client.call("GET", "/v1/vault")
         except Refusal as error:
@@ -483,7 +484,15 @@ class Agent:
             return None
         signed, registration = unpack(data, VaultMark), self.store.registration()
         text = vault_bytes(registration["federation"], registration["party"], signed.mark)
-        return signed.mark if self._receipts.signed(text, signed.signature, self.store.identity().key) else None
+        try:
+            owner = self.store.party_of(signed.certificate)
+        except IdentityError as error:
+            log.warning("the aggregator's mark of the vault is ignored: %s", error)
+            return None
+        if owner.name != registration["party"] or not signed_by(owner.key, signed.signature, text):
+            log.warning("the aggregator's mark of the vault is ignored: this party did not sign it")
+            return None
+        return signed.mark
 
     async def _poll(self) -> Work | None:
         wait = self.client.pace.poll  # as the aggregator last announced

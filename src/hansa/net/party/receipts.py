@@ -6,7 +6,6 @@ import asyncio
 import os
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec import structs
 
 from hansa.core import disk
@@ -63,10 +62,6 @@ class Receipts:
         """The mark of the vault with the newest receipt, or of the aggregator where the vault lacks its content."""
         path = self._party_folder / NEWEST
         return path.read_text() if path.exists() else None
-
-    def signed(self, data: bytes, signature: str, key: Ed25519PublicKey) -> bool:
-        """Whether this party signed the data, with its key or a former one."""
-        return signed_by(key, signature, data) or self._signed_before(data, signature)
 
     def _signed_before(self, data: bytes, signature: str) -> bool:
         """Whether the party signed the data, a statement for example, with a former key.

@@ -139,6 +139,11 @@ class PartyStore:
             certificates.read_certificate(self.folder / "cert.pem", self.folder / "ca.pem")
         )
 
+    def party_of(self, certificate: bytes) -> certificates.Identity:
+        """The party of a certificate that the federation issued, now or earlier; an IdentityError for another one."""
+        authority = (self.folder / "ca.pem").read_bytes()
+        return certificates.verify_certificate(certificate, authority, "party", self.registration()["federation"])
+
     async def rotate(self, client: Client) -> None:
         """Get a certificate for a new key. The old ones stay valid until the new ones are first used."""
         key = self._pending_key("key.new.pem")

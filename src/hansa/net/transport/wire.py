@@ -16,6 +16,7 @@ from hansa.net.transport.names import NAME
 
 CHUNK = 4 * 2**20  # bytes per upload or download request
 PROTOCOLS = (2,)  # supported versions, newest last
+CERTIFICATE = 2**14  # bytes: the largest certificate
 ENVELOPE = 2**20  # bytes: the largest message
 BLOB = 2**36  # bytes: the largest blob
 WAITING = 50  # the most jobs that a party may name as not approved yet
@@ -72,10 +73,12 @@ class Work(Struct, frozen=True):
 
 
 class VaultMark(Struct, frozen=True):
-    """A keyed hash of a party's vault, signed by the party. The aggregator hands back the newest one it has."""
+    """A keyed hash of a party's vault, signed by the party. The aggregator hands back the newest one it has, with the
+    certificate (PEM) of the key that signed it: a party restored from an older backup does not know that key."""
 
     mark: Digest
     signature: Signature
+    certificate: Annotated[bytes, Meta(max_length=CERTIFICATE)] = b""
 
 
 class Answer(Struct, frozen=True):
