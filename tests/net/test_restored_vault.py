@@ -28,6 +28,7 @@ from hansa.net.party.store import PartyStore
 from hansa.net.party.vault import FILE, PartyVault, load_secret
 from hansa.net.party.vault_lines import read_vault
 from hansa.net.party.vault_marks import VaultMarks
+from hansa.net.transport import keys
 from hansa.net.transport.certificates import identity_of_pem
 from hansa.net.transport.wire import Answer, VaultMark, unpack
 from hansa.privacy import spent
@@ -238,10 +239,11 @@ def test_a_receipt_is_stored_once_if_its_mark_cannot_be_stored_at_first(
 def test_a_mark_that_the_party_did_not_sign_is_ignored(league: League) -> None:
     def forge(db: Any) -> None:
         (pem,) = (row["fingerprint"] for row in db.all("SELECT fingerprint FROM certificates WHERE name = 'bob'"))
-        mark = marked(bob, "0" * 64)
-        db.run("INSERT OR REPLACE INTO vault_marks VALUES ('ann', ?, ?, ?)", mark.mark, mark.signature, pem)
+        mark = "0" * 64
+        signature = keys.read_key(bob.store.folder / "key.pem").sign(vault_bytes("league", "bob", mark)).hex()
+        db.run("INSERT OR REPLACE INTO vault_marks VALUES ('ann', ?, ?, ?)", mark, signature, pem)
 
-    bob = league.enrolled("bob")
+    bob = league.join("bob", samples(1), LIMITS)
     league.ledger.now(forge)
     league.join("ann", samples(0), LIMITS)
     trained(league)
