@@ -13,8 +13,9 @@ from test_boosting import boosted, divided, read, table
 
 import hansa
 from hansa.classical.trees.bins import Bins
-from hansa.classical.trees.forest_ops import GrowForest, bootstrap
+from hansa.classical.trees.forest_ops import POISSON, GrowForest, bootstrap
 from hansa.classical.trees.table import TreeArrays
+from hansa.core import rng
 from hansa.core.op import Reply
 from hansa.testing import same_bits
 
@@ -81,7 +82,7 @@ def test_a_bootstrap_is_that_of_the_union_with_every_row_as_often_as_it_was_draw
     parties = divided(data, np.arange(90) % 3)
     drawn = forest(parties, replace(ONE_TREE, bootstrap=True))
     key = drawn.state.slots["key"]
-    weights = [bootstrap(key, 0, k, len(y)).astype(int) for k, (_, y) in enumerate(parties)]
+    weights = [bootstrap(rng.uniforms(rng.folded(key, 0, k), len(y))).astype(int) for k, (_, y) in enumerate(parties)]
     assert {0, 1, 2} <= set(np.concatenate(weights).tolist())
     repeated = [(np.repeat(x, w, 0), np.repeat(y, w)) for (x, y), w in zip(parties, weights, strict=True)]
     whole = np.concatenate([x for x, _ in repeated]), np.concatenate([y for _, y in repeated])
@@ -115,7 +116,7 @@ def test_the_out_of_bag_error_is_that_of_the_trees_that_did_not_draw_a_sample() 
         for k, (x, y) in enumerate(parties):
             codes = bins.codes(x)
             for row in range(len(y)):
-                out = [t for t in range(7) if bootstrap(slots["key"], t, k, len(y))[row] == 0]
+                out = [t for t in range(7) if rng.uniforms(rng.folded(slots["key"], t, k), len(y))[row] < POISSON[0]]
                 if out:
                     value = np.mean([trees.value[trees.leaves(codes, bins, t)[row]] for t in out], 0)
                     apart = value[0] + slots["centre"] - y[row]

@@ -6,16 +6,17 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from interfere import Campaign, Case, Finding, Pair, compared, names
 from releases import BUDGETED, DRAWERS, drawers, watched
 from twin_requests import Request, make, seeds
-from twins import TASK, Answered, Twin, masked_sum
+from twins import TASK, Answered, Twin, masked_sum, preparer, samples
 
-from hansa.core import codec
-from hansa.core.ask import op_config
-from hansa.core.errors import PartyError
+from hansa.core import codec, rng
+from hansa.core.ask import op_config, op_of
+from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.op import Op, Party, Payload, Reply
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import registered
@@ -110,6 +111,53 @@ def test_parties_asked_for_different_encodings_have_no_sum() -> None:
         twin.close()
     assert any(answered.replied for answered in answers)
     assert total is None or not torch.allclose(total.sums["w"], update, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def party() -> Party:
+    return preparer(samples("two"))(0, TASK, "cpu")
+
+
+def test_rows_without_a_floor_follow_from_public_numbers(party: Party) -> None:
+    assert np.array_equal(party.row_draws(5, 2, 0.5), rng.uniforms(rng.folded(5, 2, party.id), party.n))
+    assert party.draws(5, 2, 1e-9).sum() == 0
+
+
+def test_rows_under_a_floor_follow_from_the_secret_and_the_share(party: Party) -> None:
+    here = dataclasses.replace(party, rows_secret=b"1" * 32)
+    chosen = here.row_draws(5, 2, 0.5)
+    assert np.array_equal(chosen, here.row_draws(5, 2, 0.5))
+    assert not np.array_equal(chosen, party.row_draws(5, 2, 0.5))
+    other = dataclasses.replace(party, rows_secret=b"2" * 32)
+    asks = [(here, 5, 2, 0.5), (other, 5, 2, 0.5), (here, 6, 2, 0.5), (here, 5, 3, 0.5), (here, 5, 2, 0.5 + 1e-12)]
+    draws = [one.row_draws(key, stream, share) for one, key, stream, share in asks]
+    assert len({tuple(each) for each in draws}) == 5  # with a nested draw, two asks would differ by one sample
+
+
+def test_an_ask_draws_and_leaves_out_enough_rows(party: Party) -> None:
+    here = dataclasses.replace(party, rows_secret=b"1" * 32, min_drawn=10)
+    assert 10 <= here.draws(5, 2, 0.5).sum() <= party.n - 10
+    assert here.draws(5, 2, 1 - 1e-9).all()
+    for share in (1e-9, 0.2, 0.95):
+        with pytest.raises(NotAdmitted, match="draws at least 10 of its samples and leaves out none"):
+            here.draws(5, 2, share)
+
+
+@pytest.mark.usefixtures("valid")
+@pytest.mark.parametrize("fields", [{}, {"sample": 0.04}, {"held": 0.04}])
+def test_masked_sum_of_trees_over_few_rows_is_refused_unread(fields: dict[str, float]) -> None:
+    op, payload = seeds()["gradient-histograms"][0]
+    twin = Twin("active", "two")
+    try:
+        tree = {"task": dict(TASK), "preparations": []}
+        asked = dataclasses.replace(op_of(op, where="ask"), **{"sample": 1.0, "held": 0.0, "min_rows": 1, **fields})
+        answers, total = masked_sum(twin, asked, codec.decode(payload), tree, "two", Masking(), "job-1", True)
+    finally:
+        twin.close()
+    assert (total is None) == bool(fields)
+    if fields:
+        assert "draws at least 20 of its samples" in answers[-1].form
+        assert not any(answered.readings or answered.declined for answered in answers)
 
 
 @pytest.mark.usefixtures("valid")

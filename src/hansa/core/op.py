@@ -19,7 +19,7 @@ from hansa.core import rng
 from hansa.core.augment import Augment
 from hansa.core.budget import Budget, Release
 from hansa.core.entries import Entries, Sizes
-from hansa.core.errors import AlgorithmError, DataError, PartyError
+from hansa.core.errors import AlgorithmError, DataError, NotAdmitted, PartyError
 from hansa.core.fitting import cast
 from hansa.core.gateway import Ids, Purpose, SampleGateway, Samples, StoredSamples
 from hansa.core.metric_ranges import Range
@@ -183,9 +183,10 @@ class Party:
     `secret` is known to a deployed party alone. It differs between messages and is the same for the same message. All
     that must not be guessed (noise, drawn samples, keys) is derived from it by `private`. In a simulation `secret` is
     empty and the run's seed is used instead. `min_cohort` is the smallest cohort that the party's policy allows for a
-    secure sum. `min_rows` is the fewest of its samples in a tree's node whose sums the party sends. `min_matches` is
-    the fewest people whom it must have in common with others. `post` carries the messages of a session; None in a
-    simulation.
+    secure sum. `min_rows` is the fewest of its samples in a tree's node whose sums the party sends. `min_drawn` is the
+    fewest samples that an ask may draw or leave out. `rows_secret` is that by which a party with a privacy floor draws
+    them. `min_matches` is the fewest people whom it must have in common with others. `post` carries the messages of a
+    session; None in a simulation.
     """
 
     id: int
@@ -197,6 +198,8 @@ class Party:
     vault: Vault = field(default_factory=Vault)
     min_cohort: int = 1
     min_rows: int = 1
+    min_drawn: int = 0
+    rows_secret: bytes = b""
     min_matches: int = 0
     public: PublicSamples | None = None
     augment: Augment | None = None
@@ -217,6 +220,31 @@ class Party:
         Everybody who knows the run's seed knows the stream. What must not be guessed comes from `private`.
         """
         return rng.generator(self.seed, purpose, self.round, self.id)
+
+    def row_draws(self, key: int, stream: int, share: float = 1.0) -> np.ndarray[Any, Any]:
+        """A uniform number per training sample, by which an ask draws some of them.
+
+        Without a privacy floor they follow from the ask's `key` and the party's number alone, as in a simulation. With
+        one they follow from the party's secret: an aggregator that could compute them would look for a key that draws
+        one sample of one party, or for two that differ by one.
+        """
+        drawn = rng.folded(key, stream, self.id)
+        if self.rows_secret:
+            purpose = repr((key, stream, share)).encode()
+            secret = hashlib.blake2b(purpose, digest_size=8, key=self.rows_secret).digest()
+            drawn = int.from_bytes(secret, "little", signed=True)
+        return rng.uniforms(drawn, self.n)
+
+    def draws(self, key: int, stream: int, share: float) -> np.ndarray[Any, Any]:
+        """Which training samples an ask draws; NotAdmitted if it draws or leaves out fewer than `min_drawn`."""
+        chosen: np.ndarray[Any, Any] = self.row_draws(key, stream, share) < share
+        count = int(chosen.sum())
+        if self.min_drawn and (count < self.min_drawn or 0 < self.n - count < self.min_drawn):
+            raise NotAdmitted(
+                f"its policy requires that an ask draws at least {self.min_drawn} of its samples and leaves out none, "
+                "or as many; choose a share nearer to a half, or no sampling"
+            )
+        return chosen
 
     @property
     def n(self) -> int:

@@ -14,6 +14,7 @@ from hansa.classical.trees.forest_ops import MOST_TREES, ForestSums, bootstrap, 
 from hansa.classical.trees.histograms import GradientHistograms, targets
 from hansa.classical.trees.table import NAMES, TreeArrays
 from hansa.classical.trees.targets import mean_and_bound_of
+from hansa.core import rng
 from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.core.registry import register
@@ -168,7 +169,9 @@ class ForestTrees(GrowTrees):
         values = op.values(party, torch.from_numpy(labels))
         statistics, used = [], []
         for tree in range(self.count):
-            draws = bootstrap(self.key, self.first + tree, 0, len(labels)) if self.bootstrap else np.ones(len(labels))
+            draws = np.ones(len(labels))
+            if self.bootstrap:
+                draws = bootstrap(rng.uniforms(rng.folded(self.key, self.first + tree, 0), len(labels)))
             second = [] if op.constant else [draws[None]]
             statistics.append(np.concatenate([draws * values, *second, np.ones((1, len(labels)))]))
             used.append(draws > 0)

@@ -32,9 +32,9 @@ POISSON = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(15)])
 VOTES, SEEN, DATA = "forest/votes", "forest/trees", "forest/data"
 
 
-def bootstrap(key: int, tree: int, party: int, n: int) -> Array:
-    """How often each of a party's samples counts in a tree: Poisson(1), drawn by key, tree, party and row."""
-    return np.searchsorted(POISSON, rng.uniforms(rng.folded(key, tree, party), n), side="right").astype(np.float64)
+def bootstrap(draws: Array) -> Array:
+    """How often each sample counts in a tree: Poisson(1), from a uniform number per sample."""
+    return np.searchsorted(POISSON, draws, side="right").astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ForestSums(TreeOp):
 
     def weights(self, party: Party, tree: int) -> Array:
         """How often each sample counts in a tree of the ask."""
-        return bootstrap(self.key, self.first + tree, party.id, party.n) if self.drawn else np.ones(party.n)
+        return bootstrap(party.row_draws(self.key, self.first + tree)) if self.drawn else np.ones(party.n)
 
     def of_tree(self, statistics: Array, tree: int) -> Array:
         return statistics[tree]  # type: ignore[no-any-return]
@@ -232,7 +232,7 @@ class OutOfBag(ForestSums):
         else:
             seen = 0
         for tree in range(seen, self.first):
-            out = np.flatnonzero(bootstrap(self.key, tree, party.id, len(labels)) == 0)
+            out = np.flatnonzero(bootstrap(party.row_draws(self.key, tree)) == 0)
             leaves = trees.leaves(np.ascontiguousarray(own.codes[:, out]), bins, tree)
             votes[out, :width] += trees.value[leaves]
             votes[out, width] += 1

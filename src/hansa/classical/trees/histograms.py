@@ -14,7 +14,6 @@ from hansa.classical.trees import gradients as losses_of
 from hansa.classical.trees.bins import BINS, Bins
 from hansa.classical.trees.coded import Coded, coded
 from hansa.classical.trees.table import TREES, TreeArrays
-from hansa.core import rng
 from hansa.core.entries import WHOLE, Entries, Number, Shaped, Sizes, check_size, extended, optional, stated
 from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
@@ -263,20 +262,20 @@ class GradientHistograms(TreeOp):
         seen = self.trees if "before" in payload else int(memory.get(SEEN, 0))
         if seen != self.trees:  # the number of asks that it answered is public
             raise NotAdmitted(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
+        held = party.draws(self.key, 0, self.held) if self.held else np.zeros(party.n, dtype=bool)
+        drawn = party.draws(self.key, 1 + self.trees, self.sample) if self.sample < 1 else ~held
         x, y = party.samples("statistics")
         bins = Bins.of(payload["bins"], int(np.prod(x.shape[1:])))
         own = coded(x, bins, self.points(payload))
         labels, used = self.labels(party, y)
         margins, memory = self._margins(own, bins, payload, memory)
-        drawn = rng.uniforms(rng.folded(self.key, 0, party.id), len(labels)) if self.held else None
-        used &= True if drawn is None else drawn >= self.held
+        used &= ~held
         tensors = {}
         if "before" in payload:
             outside = ~used
             each = losses_of.losses(self.loss, margins[outside], labels[outside], self.bound)
             tensors = {"loss": torch.tensor(int(each.sum())), "held": torch.tensor(int(outside.sum()))}
-        if self.sample < 1:
-            used &= rng.uniforms(rng.folded(self.key, 1 + self.trees, party.id), len(labels)) < self.sample
+        used &= drawn
         g, h = losses_of.gradients(self.loss, margins, labels)
         g, h = losses_of.rounded(g, self.bound, self.bits), losses_of.rounded(h, 1.0, self.bits)
         statistics = np.stack([g.T, h.T, np.ones_like(g.T)])  # [kinds, outputs, samples]

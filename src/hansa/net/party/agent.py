@@ -248,9 +248,16 @@ class Worker:
         rule = self._rule(work, ask)
         data.open(ask, rule)
         here = replace(party, data=data, round=message["round"], secret=secret, vault=vault, min_cohort=min_cohort,
-                       min_rows=self._policy.min_rows, min_matches=self._policy.fewest_matches,
+                       min_rows=self._policy.min_rows, min_drawn=self._policy.fewest_drawn,
+                       rows_secret=self._rows_secret(work.job), min_matches=self._policy.fewest_matches,
                        post=self.post)  # fmt: skip
         return BookedAsk(op, ask, party, data, here, payload, memory, settings, rule)
+
+    def _rows_secret(self, job: str) -> bytes:
+        """The secret by which asks of a job draw samples; empty without a privacy floor."""
+        if not self._policy.privacy.exists:
+            return b""
+        return hashlib.blake2b(f"rows of {job}".encode(), digest_size=32, key=load_secret(self._folder)).digest()
 
     def _reply(self, work: Work, booked: BookedAsk) -> tuple[Reply, bool]:
         """Run the op. Once it has read, its reply or the constant refusal is all that leaves."""

@@ -49,6 +49,7 @@ PACKED = Packed.name  # the op that applies a transform: the policy names the tr
 NOT_LISTED = "is not among the functions that its policy allows (functions in party.toml)"
 CURIOUS = "a curious aggregator that follows the protocol, not one that lies"  # as secure sums say it
 MATCHES = 20  # the fewest common people with a floor, by default
+DRAWN = 20  # the fewest samples that an ask draws or leaves out, where a secure sum is required
 DECLINES = 20  # asks that a party may decline after it has read its samples, over all jobs
 MOVED = {  # settings of version 0.2, and what replaces them
     ("privacy", "clip"): "clip in the table [ranges]",
@@ -377,6 +378,11 @@ class Policy:
     def fewest_matches(self) -> int:
         """The fewest people whom this party must have in common with others."""
         return (MATCHES if self.privacy.exists else 0) if self.min_matches is None else self.min_matches
+
+    @property
+    def fewest_drawn(self) -> int:
+        """The fewest samples that an ask may draw, or leave out, from a party whose sums are hidden."""
+        return max(self.min_rows, DRAWN) if self.privacy.secure or self.privacy.active else 0
 
     def split(self, task: dict[str, Any]) -> dict[str, Any]:
         """The task without held-out samples if the party has a privacy floor.
