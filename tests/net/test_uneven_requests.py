@@ -204,6 +204,21 @@ def test_an_aggregator_that_gives_others_another_task_cannot_open_an_update(
     assert ("not signed by" if len(asks) > 1 else "asks for another task") in aggregator.reasons()
 
 
+def test_parties_refuse_a_sum_over_one_model_that_is_another_at_the_others(homes: list[Home]) -> None:
+    """All are told the same task, in which the others have a layer that makes their updates zero."""
+    chain = {"name": "chain", "inputs": [3], "outputs": 2}
+    layers = {"ann": ["linear 3 2", "identity"], "others": ["linear 3 2", "relu"]}
+    models = {name: {**chain, "layers": own} for name, own in layers.items()}
+
+    def tasks(party: int, op: str) -> Message:
+        several = {"models": models, "turn": ["ann", "others", "others", "others"]}
+        return {"task": {**TASK, "model": models["ann"], **several}, "preparations": []}
+
+    aggregator = Aggregator(homes, tasks=tasks)
+    assert aggregator.sum() is None
+    assert "the parties of the job have different models" in aggregator.reasons()
+
+
 @pytest.mark.parametrize("work", [{"lr": 1e-3}, {"steps": 2}, {"batch": 200}, {"lr": 0.1 + 1e-9}])
 def test_parties_refuse_a_sum_in_which_one_works_otherwise(work: Message, homes: list[Home]) -> None:
     """Here the aggregator tells all parties what each will be asked, and asks each for that."""

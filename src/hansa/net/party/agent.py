@@ -198,6 +198,7 @@ class Worker:
         _admit_if(policy.refuses_augment(settings.get("augment")) or policy.refuses_architecture(message["payload"]))
         if "packed" in message:
             _admit_if(policy.refuses_op(transform_of(message["packed"])))
+        _admit_if(policy.refuses_several(op, message, settings))
         manifest = self._approved(work) if policy.approve.needed else None
         _admit_if(policy.refuses_weights(op, message["payload"]))
         if manifest is not None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hansa.core import codec
 from hansa.core.budget import Budget
 from hansa.core.delivery import Deliver
 from hansa.core.entries import Sizes, refuses_payload
@@ -412,6 +413,18 @@ class Policy:
             raise DataError(f"malformed task: the model {name!r} must be a name or a table")
         return {**task, "model": models[name], "base": bases.get(name), "chosen": name}
 
+    def refuses_several(self, op: Op, message: Mapping[str, Any], task: Mapping[str, Any]) -> str | None:
+        """Why this party refuses a secure sum over one model that parties of a job take for different ones, or None.
+
+        With an architecture that makes the updates of the others vanish, the sum would be this party's.
+        """
+        models, bases = task.get("models"), task.get("bases", {})
+        if models is None or not op.name.startswith("secure-") or not ("packed" in message or _has_model(message)):
+            return None
+        if len({codec.digest({"model": model, "base": bases.get(name)}) for name, model in models.items()}) < 2:
+            return None
+        return "the parties of the job have different models, so one model in a secure sum hides no update"
+
     def refuses_public(self, public: Blob) -> str | None:
         """Why this party refuses a job's public samples, or None."""
         if public.size > self.limits.public:
@@ -567,6 +580,14 @@ def unsealed(op: Op) -> str | None:
         if isinstance(part, RouteOp) and (outer is None or outer.name not in (SEND, RECEIVE)):
             return f"the op {part.name!r} sends messages to other parties, and the ask does not seal them"
     return None
+
+
+def _has_model(tree: Any) -> bool:
+    """Whether a message holds the parameters of a model."""
+    if isinstance(tree, Mapping):
+        w = tree["model"].get("w") if isinstance(tree.get("model"), Mapping) else None
+        return (isinstance(w, Tensor) and w.numel() > 0) or any(map(_has_model, tree.values()))
+    return False
 
 
 def _check_whole_numbers(tree: Any, where: str) -> None:
