@@ -29,6 +29,7 @@ from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.policy import TABLES, TOML, Floor, Policy
 from hansa.net.party.samples import preparer
 from hansa.net.transport.wire import Blob, Order, Work
+from hansa.secure.masking_ops import SecureMasked
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 BLOB = Blob("ab" * 32, 1)
@@ -83,6 +84,14 @@ def test_a_private_party_refuses_what_tells_more_than_the_noisy_updates_inside(o
     floor, models = Floor(dp=True), {"model": {"w": torch.zeros(2, 3)}}
     assert floor.refuses(op.inner, 100, models) is None
     assert f"its policy requires differential privacy, and {op.name!r} has none" in str(floor.refuses(op, 100, models))
+
+
+@pytest.mark.parametrize("text", ["min_cohort = 2", "[privacy]\nactive = true"])
+def test_sums_that_tell_clusters_apart_are_refused_whatever_cohort_is_claimed(tmp_path: Path, text: str) -> None:
+    """The sum of a cluster with one party is its update, and the aggregator chooses the models of the clusters."""
+    op = SecureMasked(ClusterTrain(SGD(), hidden=True), parties=3)
+    assert "tells clusters apart" in str(policy(tmp_path, text).refuses_op(op))
+    assert policy(tmp_path, "").refuses_op(op) is None
 
 
 def test_models_are_accepted_by_name_and_functions_only_letter_for_letter(tmp_path: Path) -> None:

@@ -298,6 +298,7 @@ class Op(Part):
     evaluates: ClassVar[bool] = False  # whether it reads test samples, and no others; a party limits evaluations
     fuzzy: ClassVar[bool] = False  # whether it sends encodings of ids that show how alike two ids are
     scores_people: ClassVar[bool] = False  # whether replies tell the aggregator about single people, whom it names
+    divides: ClassVar[bool] = False  # whether its sum tells groups of parties apart, of which one may have one party
     counts: ClassVar[frozenset[str]] = frozenset()  # vectors beside the update that have no negative numbers
     entries: ClassVar[Entries | None] = None  # what it reads from its payload (`core.entries`); None: not stated
     # What one sample adds at most to each tensor of a reply that is a sum over samples; empty for other replies. Such

@@ -79,6 +79,7 @@ class ClusterTrain(Wrapper):
     inner: Op = SGD()
     hidden: bool = False
     aligned: ClassVar[bool] = False  # the next update may be about another model
+    divides: ClassVar[bool] = True
 
     @property
     def entries(self) -> Entries | None:  # type: ignore[override]
