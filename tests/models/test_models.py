@@ -10,6 +10,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from hansa.core.errors import ConfigError
 from hansa.core.registry import build, from_config, registered, to_config
 from hansa.models import CharLstm, Cnn, Logistic, Model, ResNetGn, TwoNN
+from hansa.models.chain import LayerChain
 
 MODELS: list[Model] = [
     Logistic(),
@@ -77,6 +78,15 @@ def test_gradients_stacked_over_parties_equal_those_of_each_party(model: Model) 
         alone = torch.autograd.grad(module(x[party]).square().mean(), list(module.parameters()))
         for (name, _), expected in zip(module.named_parameters(), alone, strict=True):
             assert torch.allclose(together[name][party], expected, atol=1e-9)
+
+
+def test_a_chain_takes_no_batch_for_a_sequence() -> None:
+    """Samples without positions would be one, so that an output could tell of other samples."""
+    flat = LayerChain((4,), 2, ("lstm 4 2",))()
+    for rows in (1, 3):
+        with pytest.raises(ConfigError, match=r"lstm takes samples of the shape \(positions, values\), got \(4,\)"):
+            flat(torch.zeros(rows, 4))
+    assert LayerChain((5, 4), 2, ("lstm 4 2", "last"))()(torch.zeros(3, 5, 4)).shape == (3, 2)
 
 
 def test_the_lstm_reads_sequences_of_any_length_and_only_the_past() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hansa.core.errors import DataError
+from hansa.core.errors import DataError, HansaError
 from hansa.core.functions import is_function
 from hansa.core.objective import Objective, kept_generator
 from hansa.core.stored_rows import ArrayRows, Features, StoredRows, blocks, joined, stored, whole
@@ -65,6 +65,8 @@ def output_of(module: nn.Module, x: Tensor) -> Any:
     try:
         with kept_generator():
             return module.eval()(x)
+    except HansaError:
+        raise
     except Exception:  # the user's own model: training will raise its error
         return None
     finally:

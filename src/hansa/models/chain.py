@@ -22,9 +22,14 @@ Pair = tuple[int, int]
 
 
 class LstmStates(nn.LSTM):
-    """One LSTM layer that returns its states at all positions, and not its last cell."""
+    """One LSTM layer that returns its states at all positions, and not its last cell.
+
+    Samples without positions would together be one sequence: the output of a sample would depend on those before it.
+    """
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if x.dim() != 3:
+            raise ConfigError(f"layers: lstm takes samples of the shape (positions, values), got {tuple(x.shape[1:])}")
         return super().forward(x)[0]
 
 
