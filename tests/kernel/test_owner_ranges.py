@@ -145,10 +145,22 @@ def test_a_batch_is_compared_as_it_is_at_the_party() -> None:
     few = Ranges({"batch": (32, 1000)})
     for batch, n, fits in ((32, 100, True), (31, 100, False), (None, 100, True), (5, 4, True), (3, 4, False),
                            (None, 4, True), (None, 2000, False), (2000, 500, True)):  # fmt: skip
-        assert (few.refuses(SGD(batch=batch), n, {}) is None) == fits, (batch, n)
+        assert (few.refuses(SGD(batch=batch, drop_last=True), n, {}) is None) == fits, (batch, n)
     for work, fits in (({"batch": 8}, False), ({"batch": 64}, True), ({"batch": None}, True), ({"lr": 1e9}, False)):
-        assert (few.refuses(SGD(), 100, {"work": work}) is None) == fits, work
-        assert (few.refuses(Personal(inner=SGD()), 100, {"work": work}) is None) == fits, work
+        assert (few.refuses(SGD(drop_last=True), 100, {"work": work}) is None) == fits, work
+        assert (few.refuses(Personal(inner=SGD(drop_last=True)), 100, {"work": work}) is None) == fits, work
+
+
+def test_the_last_batch_of_an_epoch_is_compared_too() -> None:
+    """With 33 samples, the second step was about a single one."""
+    few = Ranges({"batch": (32, 1000)})
+    for op, fits in ((SGD(batch=32, steps=1), True), (SGD(batch=32, steps=2), False), (SGD(batch=32), False),
+                     (SGD(batch=32, epochs=3, drop_last=True), True), (SGD(batch=None), True)):  # fmt: skip
+        refused = few.refuses(op, 33, {})
+        assert (refused is None) == fits, op
+        assert fits or "the job has 1 in 'sgd'" in str(refused)
+    assert few.refuses(SGD(batch=None), 33, {"work": {"batch": 32}}) is not None
+    assert Ranges().refuses(SGD(batch=32), 33, {}) is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 10**400])

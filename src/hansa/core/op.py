@@ -377,6 +377,10 @@ class Op(Part):
         """
         return {}
 
+    def last_batch(self, n: int, work: Mapping[str, Any]) -> int | None:
+        """The fewest samples of a step of an epoch, which may be one; None where batches have no fixed size."""
+        return None
+
     def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
         """The largest norm of each tensor beside the update, for a party with n samples.
 

@@ -68,7 +68,8 @@ class Ranges:
     """The owner's own ranges, by the name of a field (`clip`) or of a part and its field (`dp-sgd.clip`).
 
     Every number of a request must lie in the owner's range for its part, else in the owner's for its field, else in
-    that of `RANGES`. A batch is compared as it is at this party: at most all samples, which are never too few.
+    that of `RANGES`. A batch is compared as it is at this party: at most all samples, which are never too few. So is
+    the last batch of an epoch, if the owner has a range.
     """
 
     own: Mapping[str, Bounds] = field(default_factory=dict)
@@ -96,6 +97,11 @@ class Ranges:
                     refused = self._refuses(part.name, name, work[name], n)
                 if refused is not None:
                     return refused
+            if isinstance(part, Op) and "batch" in {name.rpartition(".")[2] for name in self.own}:
+                last = part.last_batch(n, work)
+                refused = None if last is None else self._refuses(part.name, "batch", last, n)
+                if refused is not None:
+                    return f"{refused}; the last batch of an epoch may be left out (local.drop_last)"
         numbers = ((name, value) for name, value in payload.items() if _is_number(value))
         refusals = (self._refuses(op.name, name, value, n) for name, value in numbers)
         return next((refused for refused in refusals if refused is not None), None)

@@ -324,6 +324,14 @@ class LocalSolver(Op):
         size = n if size is None else min(size, n)
         return epochs * max(1, n // size if drop_last else -(-n // size))
 
+    def last_batch(self, n: int, work: Mapping[str, Any]) -> int | None:
+        if n == 0 or self.sampler != "shuffle" or not self.has("batch"):
+            return None
+        solver = self.at({name: value for name, value in work.items() if self.has(name)})
+        steps = solver.plan[1]
+        one = {"steps": min(steps, n)} if steps is not None else {"epochs": 1} if self.has("epochs") else {}
+        return min(map(len, solver.at(one).batches(n, 0, 0, 0)))
+
     def share(self, payload: Payload) -> float:
         """The time of a step in a simulation, as a fraction of the time of a step with the whole model."""
         return 1.0
