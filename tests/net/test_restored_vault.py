@@ -148,6 +148,23 @@ def test_after_an_acknowledged_loss_all_that_could_have_been_spent_is_spent(tmp_
     store.close()
 
 
+def test_after_an_acknowledged_loss_a_sum_that_had_begun_is_not_answered_again(tmp_path: Path) -> None:
+    """Its secret was kept, so a second list of survivors was signed."""
+    (tmp_path / "party.toml").write_text(LIMITS)
+    store, vault = PartyStore(tmp_path), with_marks(tmp_path)
+    backup, job = (tmp_path / FILE).read_bytes(), vault.for_job("job")
+    first = job.begin_session("secure", "0 round 0")
+    job.once("secure-consistent ab", "these survivors")
+    (tmp_path / NEWEST).write_text(VaultMarks(tmp_path).mark())
+    (tmp_path / FILE).write_bytes(backup)
+    acknowledge_loss(tmp_path, store.policy, spent)
+    after = PartyVault(tmp_path, spent).for_job("job")
+    with pytest.raises(PartyError, match="no state of this secure sum"):
+        after.session("secure", "0 round 0")
+    assert after.begin_session("secure", "0 round 0") != first
+    store.close()
+
+
 # Over the network
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -249,6 +250,22 @@ def test_parties_whose_updates_diverge_decline_instead_of_sending_what_is_known(
     with pytest.raises(RoundAborted):
         complete(drive(fed.reduce(diverging, {"model": model}, uniform=True), "round"), aggregator._gather)
     assert [read_vault(home.folder).declined() for home in homes] == [1, 1, 1, 1]
+
+
+def test_a_party_that_has_forgotten_a_sum_signs_no_list_of_survivors(homes: list[Home]) -> None:
+    """Its owner has acknowledged a loss: it may have signed another list."""
+
+    def change(party: int, message: Message) -> Message:
+        if party == ANN and message["op"]["name"] == "secure-consistent":
+            shutil.rmtree(homes[ANN].folder / "sessions")
+        return message
+
+    aggregator = Aggregator(homes, change)
+    aggregator.sum()
+    assert "no state of this secure sum" in aggregator.reasons()
+    assert ("secure-consistent", ANN) not in [
+        (op, who) for op, who, reply in aggregator.said if isinstance(reply, Reply)
+    ]
 
 
 def test_honest_asks_are_answered(homes: list[Home]) -> None:

@@ -303,6 +303,7 @@ class SecureConsistent(Op):
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         survivors = _survivors(party, payload, memory)
+        _opened_session(party, memory)  # if it was forgotten, so may be what the party signed
         data = survived(sum_memory.read(memory, "bond"), survivors)
         own = sum_memory.read(memory, "public")
         party.vault.once(f"secure-consistent {own.hex()}", hashlib.sha256(data).hexdigest())

@@ -2,8 +2,8 @@
 
 The folder `sessions` has one small file per job and kind of session. It is written before the first reply of a session,
 so that a party that was killed continues with the same secrets. The last answer of a session replaces its secret in one
-step. The secret is deleted as well when the next session of the job begins, and after a week, if a job stops in the
-middle of a sum.
+step. The secret is deleted as well when the next session of the job begins, after a week, if a job stops in the
+middle of a sum, and when the party's owner acknowledges that the vault lost answers.
 
 Deleting a file does not erase the disk's blocks: against an attacker who reads those, encrypt the disk.
 """
@@ -74,6 +74,10 @@ class PartySessions:
     def forget_old(self, now: float | None = None) -> None:
         """Delete the sessions that began more than a week ago, and the oldest ones if there are too many."""
         forget_old_sessions(self._folder.parent, now)
+
+    def forget_all(self) -> None:
+        """Delete all sessions, with those that go on."""
+        disk.remove_all(self._folder, list(self._folder.glob("[!.]*")))
 
     def _path(self, job: str, kind: str) -> Path:
         return self._folder / f"{kind}-{hashlib.sha256(job.encode()).hexdigest()[:32]}"

@@ -155,10 +155,11 @@ class PartyVault:
             self._first("", MARKS, secrets.token_hex(32))
 
     def lose(self, lost: Mapping[str, float | None], marks: Iterable[str]) -> None:
-        """Acknowledge that lines were lost: what they could have spent counts as spent. The secret is replaced.
+        """Acknowledge that lines were lost: what they could have spent counts as spent. The secrets are replaced.
 
-        Without its old secret the party cannot open an old sum a second time, whose answers it may have forgotten.
+        Without them the party cannot answer a second time in an old sum or route, whose answers it may have forgotten.
         """
+        self.sessions.forget_all()
         disk.put(self._path.parent / SECRET, [secrets.token_bytes(32)], steps("private"))
         self._add(Line("", time.time(), name=LOSS, lost=dict(lost), marks=tuple(sorted(marks))))
 
