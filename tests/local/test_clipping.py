@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from hansa.core.objective import Objective
 from hansa.kernel import clipped_sums
+from hansa.kernel.grid import Grid
 from hansa.local import clipping
 from hansa.local.solver import Batch, Context
 
@@ -101,6 +103,25 @@ def each(ctx: Context, w: Tensor, given: Batch) -> Tensor:
     """The samples' gradients [B, d], by PyTorch, one after another."""
     rows = [Batch(given.x[k : k + 1], given.y[k : k + 1], None) for k in range(len(given.x))]
     return torch.stack([ctx.gradient(w, row, KEY) for row in rows])
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Dropout(), nn.Linear(32, 3)).double()
+
+
+def test_draws_of_a_private_step_follow_from_the_secret_of_the_party() -> None:
+    """By the numbers of rows and a public key, the first sample of a file moved the draws of all others."""
+    given, grid = batch(), Grid(1.0, 1.0, 64 * 32 + 32 + 99, 6)
+
+    def total(secret: bytes | None) -> Tensor:
+        ctx, w = context(dropping)
+        ctx.private = (
+            None if secret is None else lambda *purpose: hashlib.sha256(secret + repr(purpose).encode()).digest()
+        )
+        return clipping.exact_clipped_sum(ctx, w, given, KEY, grid)
+
+    assert torch.equal(total(None), total(None)) and torch.equal(total(b"ann"), total(b"ann"))
+    assert not torch.equal(total(b"ann"), total(b"bob")) and not torch.equal(total(b"ann"), total(None))
 
 
 @pytest.mark.parametrize("model", [*BY_LAYER, *OTHERS])

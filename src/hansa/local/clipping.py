@@ -158,7 +158,7 @@ def _parts(ctx: Context, w: Tensor, batch: Batch, key: Tensor, at_once: int | No
            exact: bool) -> Iterator[tuple[dict[str, Gradients], Tensor | None]]:  # fmt: skip
     """The gradients of a batch and its mask, a part of the batch at a time."""
     model = ModelPoint(ctx.objective, ctx.spec.split(w.detach()), ctx.buffers, ctx.stacked)
-    way = _ways[ctx.objective]
+    way, key = _ways[ctx.objective], ctx.draws(key)
     count = len(batch.x)
     if count == 0:
         return

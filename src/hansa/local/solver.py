@@ -136,6 +136,16 @@ class Context:
             return hashlib.blake2b(repr(("noise", int(key))).encode(), digest_size=32).digest()
         return self.private("noise", int(key))
 
+    def draws(self, key: Tensor) -> Tensor:
+        """The key of what a model draws for the samples of a private step, as by dropout.
+
+        At a deployed party it follows from the party's secret. Draws by a public key and the numbers of rows would be
+        other ones for all rows after a sample that was removed.
+        """
+        if self.private is None:
+            return key
+        return torch.tensor(int.from_bytes(self.private("draws", int(key))[:8], "little", signed=True)).to(key.device)
+
     def noisy_sum(self, w: Tensor, batch: Batch, key: Tensor, grid: Grid, per_layer: bool = False,
                   at_once: int | None = None) -> Tensor:  # fmt: skip
         """The sum of clipped gradients on a grid, with discrete Gaussian noise; in float64. See `kernel.grid`."""
@@ -385,7 +395,8 @@ class LocalSolver(Op):
             go_on()
             index = ctx.rows = torch.from_numpy(rows).to(objective.device)
             if party.augment is not None:
-                batch = Batch(augmented(party.augment, x[index], rows, int(key)), y[index], None)
+                draws = key if self.budget is None else ctx.draws(key)
+                batch = Batch(augmented(party.augment, x[index], rows, int(draws)), y[index], None)
             else:
                 batch = load() if len(rows) == party.n else Batch(x[index], y[index], None)
             direction = self.direction(ctx, w, batch, carry, key)
