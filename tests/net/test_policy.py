@@ -16,6 +16,7 @@ import torch
 from league import PARTIES, League, samples
 
 import hansa
+from hansa.algorithms.fedmd import PublicScores
 from hansa.core import codec
 from hansa.core.ask import op_config, op_of
 from hansa.core.errors import ConfigError
@@ -92,6 +93,18 @@ def test_sums_that_tell_clusters_apart_are_refused_whatever_cohort_is_claimed(tm
     op = SecureMasked(ClusterTrain(SGD(), hidden=True), parties=3)
     assert "tells clusters apart" in str(policy(tmp_path, text).refuses_op(op))
     assert policy(tmp_path, "").refuses_op(op) is None
+
+
+def test_active_parties_join_no_secure_sum_of_a_job_with_several_models(tmp_path: Path) -> None:
+    """The job chooses the models: with constant scores of the others, the sum was the scores of one party."""
+    op, message = SecureMasked(PublicScores(), parties=3), {"payload": {"begin": True}}
+    several = {"models": {"a": "logistic", "b": {"name": "2nn", "hidden": 4}}, "turn": ["a", "b"]}
+    active = policy(tmp_path, "[privacy]\nactive = true")
+    assert "the job have different models" in str(active.refuses_several(op, message, several))
+    assert active.refuses_several(PublicScores(), message, several) is None
+    assert active.refuses_several(op, message, {"models": {"a": "logistic", "b": "logistic"}, "turn": ["a"]}) is None
+    assert active.refuses_several(op, message, {"model": "logistic"}) is None
+    assert policy(tmp_path, "").refuses_several(op, message, several) is None
 
 
 def test_models_are_accepted_by_name_and_functions_only_letter_for_letter(tmp_path: Path) -> None:

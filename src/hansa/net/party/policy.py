@@ -414,16 +414,19 @@ class Policy:
         return {**task, "model": models[name], "base": bases.get(name), "chosen": name}
 
     def refuses_several(self, op: Op, message: Mapping[str, Any], task: Mapping[str, Any]) -> str | None:
-        """Why this party refuses a secure sum over one model that parties of a job take for different ones, or None.
+        """Why this party refuses a secure sum of a job whose parties have different models, or None.
 
-        With an architecture that makes the updates of the others vanish, the sum would be this party's.
+        The job chooses the models. With an architecture that makes the updates of the others vanish, or their scores
+        constant, the sum would be this party's. Without `active` only sums over one model of the message are refused,
+        which no honest job asks for.
         """
         models, bases = task.get("models"), task.get("bases", {})
-        if models is None or not op.name.startswith("secure-") or not ("packed" in message or _has_model(message)):
+        asked = self.privacy.active or "packed" in message or _has_model(message)
+        if models is None or not op.name.startswith("secure-") or not asked:
             return None
         if len({codec.digest({"model": model, "base": bases.get(name)}) for name, model in models.items()}) < 2:
             return None
-        return "the parties of the job have different models, so one model in a secure sum hides no update"
+        return "the parties of the job have different models, so a secure sum may hide nothing of this party"
 
     def refuses_public(self, public: Blob) -> str | None:
         """Why this party refuses a job's public samples, or None."""
