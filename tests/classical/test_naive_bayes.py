@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,18 @@ def test_data_far_from_zero_need_the_second_round_and_get_it() -> None:
     once = learned(parties, 3, rounds=1).state.slots["var"].numpy()
     assert np.abs(once - union.var_).max() > 1e-2
     assert np.abs(learned(parties, 3, rounds=2).state.slots["var"].numpy() - union.var_).max() < 1e-6
+
+
+@pytest.mark.parametrize("sums", [{"privacy": {"secure": "masking"}}], ids=["masked"])
+@pytest.mark.parametrize(("scale", "at"), [(1e-12, 0.0), (1e-4, 1e6), (1.0, 1e6), (1e12, 0.0), (1e12, 1e6)])
+def test_moments_keep_nine_digits_at_every_scale(scale: float, at: float, sums: dict[str, Any]) -> None:
+    x, y = classes(60, features=2, labels=2)
+    x = (x + at) * scale
+    task = hansa.Task(None, "cross_entropy", divided(x, y, np.arange(60) % 3, 3), classes=2)
+    done = hansa.simulate(hansa.GaussianNB(var_smoothing=0.0), task, rounds=2, **sums)
+    pooled = [x[y == label].astype(np.longdouble) for label in (0, 1)]
+    assert done.state.slots["mean"].numpy() == pytest.approx(np.stack([one.mean(0) for one in pooled]), rel=1e-9)
+    assert done.state.slots["var"].numpy() == pytest.approx(np.stack([one.var(0) for one in pooled]), rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 1e-9, 0.1, 10.0])

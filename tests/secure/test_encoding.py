@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hansa.core.ask import Reduced
 from hansa.core.errors import OutOfRange, RoundAborted
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate
-from hansa.secure.encoding import Encoding, FixedPoint, SumLayout, WideFixedPoint
+from hansa.secure.encoding import LARGEST, SMALLEST, Encoding, FixedPoint, SumLayout, WideFixedPoint
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,52 @@ def test_wide_numbers_add_up_in_their_places(values: list[float], bits: int, wei
     exact = np.rint(np.array(values) * wide.scale) / wide.scale * weight
     assert np.allclose(sums, exact, rtol=2.0**-52, atol=0)
     assert np.allclose(sums, np.array(values) * weight, rtol=2.0**-52, atol=0.51 * weight / wide.scale)
+
+
+def steps(rows: Any, bits: int) -> list[int]:
+    """Numbers that were split, in whole steps."""
+    return [sum(int(entry) << (bits - 1) * k for k, entry in enumerate(row)) for row in rows]
+
+
+@pytest.mark.parametrize("bits", [2, 22, 53])
+def test_sums_without_a_bound_keep_the_digits_of_a_float_at_every_scale(bits: int) -> None:
+    wide = WideFixedPoint.unbounded(bits)
+    draws = np.random.default_rng(0)
+    values = np.append(draws.normal(size=60) * 10.0 ** np.linspace(-34, 40, 60), [0.0, LARGEST, -LARGEST, SMALLEST])
+    for secret in (b"", b"secret"):
+        rows = wide.split(values, secret)
+        assert rows[:, :-1].min() >= 0 and np.abs(rows).max() <= max(1, 2 ** (bits - 1) - 1)
+        for value, step in zip(values.tolist(), steps(rows, bits), strict=True):
+            off = Fraction(step) / int(wide.scale) - Fraction(value)
+            assert abs(off) <= Fraction(SMALLEST) / 2 or (secret and 0 <= off < np.spacing(abs(value)))
+        sums = wide.join(rows + rows[::-1])
+        assert np.allclose(sums, values + values[::-1], rtol=2.0**-50, atol=SMALLEST)
+    assert np.abs(wide.split(np.array([LARGEST, -LARGEST]), b"s")).max() * 2**11 < 2**63  # with 2,048 parties
+
+
+def test_a_large_number_leaves_no_digits_of_a_small_one_in_a_sum() -> None:
+    """Without random digits, all that is below the last digit of the large number would be the small one's."""
+    wide, large, small = WideFixedPoint.unbounded(53), 3e6, 1e-12
+    unit = int(np.spacing(large) * wide.scale)
+    assert 0 < small * wide.scale < unit
+    below = []
+    for k in range(100):
+        one, other = wide.split(np.array([large]), bytes([k])), wide.split(np.array([small]), b"other")
+        assert steps(one, 53)[0] // unit * unit == int(large) * int(wide.scale)
+        below.append(steps(one + other, 53)[0] % unit / unit)
+    assert np.abs(np.quantile(below, [0.25, 0.5, 0.75]) - [0.25, 0.5, 0.75]).max() < 0.15
+    assert not wide.split(np.zeros(3), b"s").any()  # as exact as a float is
+
+
+def test_sums_without_a_bound_are_told_by_what_one_sample_adds() -> None:
+    layout = SumLayout(Moments(), {}, WideFixedPoint(2.0**30, 53))
+    code = Encoding(layout, FixedPoint(2.0**30, 53), 4, 1)
+    assert layout.length == 1 + 2 * 5
+    moments = torch.tensor([-1.7e-20, 2.9e33], dtype=torch.float64)
+    assert torch.allclose(told(code, Reply({"sum": moments}), True)[0].sums["sum"], moments, rtol=1e-15, atol=0)
+    for far in (math.inf, math.nan, 2 * LARGEST):
+        with pytest.raises(OutOfRange, match=r"over 2\.787\S*e\+42, or values that are not finite; scale the data"):
+            told(code, Reply({"sum": torch.tensor([1.0, far], dtype=torch.float64)}), True)
 
 
 def test_noise_that_leaves_the_range_is_cut_off() -> None:

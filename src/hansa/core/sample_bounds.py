@@ -28,6 +28,7 @@ class PerSample(NamedTuple):
     `counted` names the tensor with the number of samples in each entry of a real sum, or in each row: where this number
     is rounded, the sum keeps its mean. Whole numbers are rounded away from zero when they are rescaled, with `nearest`
     to the nearest: then many small counts do not add up to more than twice their share, and the smallest ones vanish.
+    `whole` says that a tensor of floats has whole numbers.
     """
 
     most: float | Tensor | None = 1.0
@@ -36,6 +37,7 @@ class PerSample(NamedTuple):
     per_party: bool = False
     counted: str | None = None
     nearest: bool = False
+    whole: bool = False
 
 
 Bounds = Mapping[str, PerSample]
@@ -81,6 +83,13 @@ def largest_entry(bounds: Bounds, names: Iterable[str], samples: int) -> float |
         most = float(bound.most.max()) if isinstance(bound.most, Tensor) else bound.most
         largest = max(largest, most if bound.per_party else most * samples)
     return largest
+
+
+def unbounded(bounds: Bounds, names: Iterable[str]) -> set[str]:
+    """The tensors of a reply to which a sample adds a real number without a bound."""
+    free = PerSample(None)
+    return {name for name in names
+            if (bound := bounds.get(name, free)).most is None and not (bound.per_party or bound.whole)}  # fmt: skip
 
 
 def share_of(samples: int, limit: int) -> tuple[int, int]:

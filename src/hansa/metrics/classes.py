@@ -26,6 +26,7 @@ class ClassMetric(Metric):
     """Base of metrics of three counts per class: right predictions, predictions, samples."""
 
     takes: ClassVar[Takes] = "classes"
+    whole: ClassVar[bool] = True
 
     @property
     def counted(self) -> str:
@@ -165,6 +166,7 @@ class ConfusionMatrix(Metric):
     """The number of samples by class (rows) and predicted class (columns)."""
 
     takes: ClassVar[Takes] = "classes"
+    whole: ClassVar[bool] = True
     scalar: ClassVar[bool] = False
 
     @property

@@ -105,7 +105,8 @@ class EvaluateMetrics(Evaluate):
 
     @cached_property
     def per_sample(self) -> Bounds:  # type: ignore[override]
-        return dict.fromkeys(self._shapes, PerSample(None, signed=True))
+        real = {name for name, metric in self._distinct.items() if not metric.whole}
+        return {name: PerSample(None, signed=True, whole=name not in real) for name in self._shapes}
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:

@@ -57,6 +57,7 @@ class Metric(Part):
     higher: ClassVar[bool] = True  # whether higher values are better
     limits: ClassVar[Range] = (0.0, 1.0)  # the smallest and largest value
     combines: ClassVar[Combines] = "exact"
+    whole: ClassVar[bool] = False  # whether the counts are whole numbers
     scalar: ClassVar[bool] = True  # whether the value is one number; else it is a list or table of numbers
 
     label: str | None = None

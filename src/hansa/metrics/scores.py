@@ -35,6 +35,7 @@ class GridMetric(Metric):
 
     takes: ClassVar[Takes] = "scores"
     combines: ClassVar[Combines] = "binned"
+    whole: ClassVar[bool] = True
     bins: int = 500
 
     def __post_init__(self) -> None:

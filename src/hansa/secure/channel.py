@@ -109,7 +109,9 @@ class Encoded(Wrapper):
             if reply.weight > limit and max_abs(reply.tensors.values()) > room:
                 tensors = self.inner.rescaled(reply.tensors, reply.weight, limit)
                 reply = replace(reply, tensors=tensors)
-        secret = party.private("encode", self.label) if self.stochastic or self.noise else b""
+        code = self.encoding(payload)
+        drawn = self.stochastic or self.noise or code.layout.sums
+        secret = party.private("encode", self.label) if drawn else b""
 
         def tell(sentence: str) -> None:
             told = _told.setdefault(party.objective, set())
@@ -117,7 +119,7 @@ class Encoded(Wrapper):
                 told.add(sentence)
                 log.warning("secure sum: %s", sentence)
 
-        return self.encoding(payload).encode(reply, self.uniform, secret, self.stochastic, self.noise, tell)
+        return code.encode(reply, self.uniform, secret, self.stochastic, self.noise, tell)
 
     def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
         return {}
@@ -132,10 +134,10 @@ class Channel(Part):
     (FedNova's tau, control variates, metrics) are at most `statistics` in absolute value; their precision does not
     depend on `bits`. `max_weight` is the largest weight (number of samples) of a party. Metrics of an evaluation are
     weighted by the number of test samples. Sums that are not updates (counts, moments) give all parties the same
-    weight. Numbers of such sums are at most what `max_weight` samples add up to, and `statistics` where one sample has
-    no bound. A party with more samples rescales its sums to fit. Of other values a few may be larger, and are cut off;
-    a party with many declines. Both are logged with the setting to raise. Replies that declare their largest value
-    (FedMD's scores) have that range in place of `range`.
+    weight. Numbers of such sums are at most what `max_weight` samples add up to; a party with more samples rescales its
+    sums to fit. Where a sample has no bound, they keep the digits of a float64, up to 2^141. Of other values a few may
+    be larger, and are cut off; a party with many declines. Both are logged with the setting to raise. Replies that
+    declare their largest value (FedMD's scores) have that range in place of `range`.
 
     `against` is the worst aggregator that the sum withstands with its default settings, LYING or CURIOUS.
     """

@@ -6,7 +6,14 @@ largest possible sum is known before anything is sent, and must fit.
 
 Values of the update lie within `privacy.range`. The other numbers of a reply (FedNova's tau, q-FedAvg's h, control
 variates, running statistics, metrics) have other magnitudes: each takes several entries of the vector, and may be as
-large as `privacy.statistics`. A few values outside their range (at most one in `RARE`) are cut off there. With more of
+large as `privacy.statistics`. Sums over samples without a bound (moments, gradients and Hessians of linear models) take
+more entries still, and keep the digits of a float64 at every magnitude between `SMALLEST` and `LARGEST`.
+
+Whoever sees the exact sum of floats of unlike size sees the last digits of the small ones, below the last digit of the
+large ones. So a party goes on with random digits where those of its number end (`WideFixedPoint.split`): the sum has no
+digits of any number that are finer than those of the largest.
+
+A few values outside their range (at most one in `RARE`) are cut off. With more of
 them, or one that is not finite, the party declines, which its vault counts. What it would send instead is known: zeros,
 or the limit times its weight. An aggregator that has the updates of all parties but one diverge would read that one's
 update in the sum. A metric is cut off, or left out if it is not finite: it is one number, and a model that diverged
@@ -27,11 +34,14 @@ from hansa.core.ask import Reduced, unsummable
 from hansa.core.errors import ConfigError, OutOfRange, RoundAborted
 from hansa.core.metric_ranges import RANGES
 from hansa.core.op import Op, Payload, Reply, open_tensors
+from hansa.core.sample_bounds import unbounded
 from hansa.core.shapes import largest_shape
 from hansa.kernel.discrete_gaussian import discrete_gaussian
 from hansa.kernel.secret_draws import secret_uniform
 
 WIDEST = 64  # bits of a sum, sign included
+LARGEST, SMALLEST = 2.0**141, 2.0**-118  # the largest absolute value of sums without a bound, and their step
+DIGITS = 53  # bits of a float64
 SLACK = 1e-6  # by which rounding at the parties may move a mean of metrics out of its range
 RAISE_RANGE = "raise privacy.range, or have each party keep its update within it by privacy.bound"
 RAISE_STATISTICS = "raise privacy.statistics"
@@ -81,28 +91,45 @@ class FixedPoint:
 class WideFixedPoint:
     """Numbers of at most `range` in absolute value, each in several entries of `bits` bits, sign included.
 
-    The step does not depend on `bits`: for a range of 2^30 it is 2^-31.
+    A number has `whole` bits, sign included, whatever `bits` is: for a range of 2^30 its step is 2^-31.
     """
 
     range: float
     bits: int
+    whole: int = WIDEST - 2
+
+    @classmethod
+    def unbounded(cls, bits: int) -> WideFixedPoint:
+        """That of sums over samples without a bound."""
+        return cls(LARGEST, bits, 1 + int(math.log2(LARGEST / SMALLEST)))
 
     @property
     def scale(self) -> float:
         """How many steps make 1; a power of two, so that scaling is exact."""
-        return float(2.0 ** (WIDEST - 3 - math.ceil(math.log2(self.range))))
+        return float(2.0 ** (self.whole - 1 - math.ceil(math.log2(self.range))))
 
     @property
     def entries(self) -> int:
         """The number of entries that a number takes."""
-        return -(-(WIDEST - 2) // (self.bits - 1))
+        return -(-self.whole // (self.bits - 1))
 
-    def split(self, values: Numbers) -> Numbers:
-        """Numbers as rows of entries, [values, entries], the least significant first; only the last may be negative."""
-        steps = np.rint(values.astype(np.float64) * self.scale).astype(np.int64)
-        size = self.bits - 1
-        columns = [(steps >> size * k) & (2**size - 1) for k in range(self.entries - 1)]
-        return np.stack([*columns, steps >> size * (self.entries - 1)], axis=-1)
+    def split(self, values: Numbers, secret: bytes = b"") -> Numbers:
+        """Numbers as rows of entries, [values, entries], the least significant first; only the last may be negative.
+
+        With a `secret`, the bits below the last one of a float64 are random instead of 0. This adds less than one step
+        of the float64.
+        """
+        size, most = self.bits - 1, self.entries
+        parts, exponents = np.frexp(np.rint(values.astype(np.float64) * self.scale))
+        digits = np.ldexp(parts, DIGITS).astype(np.int64)  # times 2^shift, they are the steps
+        shifts = (exponents - DIGITS).astype(np.int64)[:, None] - size * np.arange(most)
+        up = np.where(shifts < size, digits[:, None] << shifts.clip(0, size), 0)  # an overflow is cut off below
+        out = np.where(shifts < 0, digits[:, None] >> (-shifts).clip(0, 63), up)
+        out[:, :-1] &= 2**size - 1
+        if secret:
+            draws = (secret_uniform(secret, out.size) * 2.0**size).astype(np.int64).reshape(out.shape)
+            out |= np.where(digits[:, None] == 0, 0, draws & ((1 << shifts.clip(0, size)) - 1))
+        return out
 
     def join(self, sums: Numbers) -> Any:
         """The sums of numbers as float64, from the sums of their entries."""
@@ -143,18 +170,20 @@ class SumLayout:
                 f"{op.name!r} does not declare its metrics (`measures`), so a secure sum cannot lay them out"
             )
         self.update = op.update
-        self.wide = wide
         if tensors := open_tensors(op, payload):
             raise ConfigError(unsummable(op, tensors))
         expected = sorted(op.expects(payload).items())
         self.tensors = {name: (largest_shape(sizes), dtype) for name, (sizes, dtype) in expected}
-        self.beside = {name for name in op.beside(payload) if self.tensors[name][1].is_floating_point}
+        real = {name for name, (_, dtype) in self.tensors.items() if dtype.is_floating_point}
+        self.wide, self.sums = wide, unbounded(op.per_sample, real) if op.update is None else set()
+        own = WideFixedPoint.unbounded(wide.bits)
+        self.wides = {name: own if name in self.sums else wide for name in real & (self.sums | {*op.beside(payload)})}
         self.metrics, self.ranges = sorted(op.measures), op.ranges
         self.values = sum(self.entries(name) for name in self.tensors)
 
     def entries(self, name: str) -> int:
         """The number of entries that a tensor takes."""
-        return math.prod(self.tensors[name][0]) * (self.wide.entries if name in self.beside else 1)
+        return math.prod(self.tensors[name][0]) * (self.wides[name].entries if name in self.wides else 1)
 
     @property
     def length(self) -> int:
@@ -214,11 +243,16 @@ class Encoding:
 
     def _values(self, name: str, flat: Any, dtype: torch.dtype, secret: bytes, stochastic: bool,
                 tell: Tell, share: int) -> Numbers:  # fmt: skip
-        point, wide = self.point, self.layout.wide
+        point = self.point
         hint = f"{RAISE_STATISTICS}, or scale the data" if self.layout.update is None else RAISE_RANGE
         if not dtype.is_floating_point:
             return _fitted(name, flat.astype(np.int64), point.largest, hint, tell) * share  # type: ignore[no-any-return]
-        if name in self.layout.beside:
+        if name in self.layout.sums:
+            wide = self.layout.wides[name]
+            fitted = _fitted(name, flat, wide.range, "scale the data", tell)
+            return wide.split(fitted, secret + name.encode()).reshape(-1) * share
+        if name in self.layout.wides:
+            wide = self.layout.wide
             return wide.split(_fitted(name, flat, wide.range, RAISE_STATISTICS, tell)).reshape(-1) * share
         draws = secret_uniform(secret + name.encode(), flat.size) if stochastic else None
         return point.encode(_fitted(name, flat, point.range, hint, tell), draws, share)
@@ -237,8 +271,8 @@ class Encoding:
         start, wide = 1, self.layout.wide
         for name, (shape, dtype) in self.layout.tensors.items():
             end = start + self.layout.entries(name)
-            if name in self.layout.beside:
-                sums[name] = torch.from_numpy(wide.join(total[start:end].reshape(-1, wide.entries))).view(shape)
+            if (own := self.layout.wides.get(name)) is not None:
+                sums[name] = torch.from_numpy(own.join(total[start:end].reshape(-1, own.entries))).view(shape)
             else:
                 part = torch.from_numpy(total[start:end].copy()).view(shape)
                 sums[name] = part.to(torch.float64) / self.point.scale if dtype.is_floating_point else part
