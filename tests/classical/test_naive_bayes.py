@@ -92,7 +92,7 @@ def test_data_far_from_zero_need_the_second_round_and_get_it() -> None:
     assert np.abs(learned(parties, 3, rounds=2).state.slots["var"].numpy() - union.var_).max() < 1e-6
 
 
-@pytest.mark.parametrize("sums", [{"privacy": {"secure": "masking"}}], ids=["masked"])
+@pytest.mark.parametrize("sums", [{}, {"sums": "exact"}, {"privacy": {"secure": "masking"}}], ids=str)
 @pytest.mark.parametrize(("scale", "at"), [(1e-12, 0.0), (1e-4, 1e6), (1.0, 1e6), (1e12, 0.0), (1e12, 1e6)])
 def test_moments_keep_nine_digits_at_every_scale(scale: float, at: float, sums: dict[str, Any]) -> None:
     x, y = classes(60, features=2, labels=2)

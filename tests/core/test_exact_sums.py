@@ -15,7 +15,17 @@ from torch import Tensor
 from hansa.core import codec, sums
 from hansa.core.ask import Ask, Reduced
 from hansa.core.errors import DataError, RoundAborted
-from hansa.core.exact_sums import EXPONENTS, LIMBS, LIMIT, ExactSum, from_steps, rounded, steps_of_limbs, steps_to_limbs
+from hansa.core.exact_sums import (
+    EXPONENTS,
+    LIMBS,
+    WIDE,
+    ExactSum,
+    from_steps,
+    rounded,
+    steps_of_limbs,
+    steps_to_limbs,
+    too_large,
+)
 from hansa.core.op import Replies, Reply
 from hansa.core.partial_sums import PartialSum, ReplySum, unsuitable
 from hansa.core.registry import build
@@ -30,6 +40,7 @@ from hansa.transforms import Int8
 MODEL = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(2, dtype=torch.int64)}
 EXACT = Rules(exact=True)
 GRID = 2.0 ** EXPONENTS[-1]
+FINE = 2.0 ** WIDE[-1]  # of float64
 
 
 def reply(*values: float, weight: Any = 1, counts: tuple[int, int] = (0, 0), **metrics: float) -> Reply:
@@ -54,10 +65,11 @@ def same(a: Any, b: Any) -> bool:
 
 def product_sum(values: list[float], weights: list[int]) -> float:
     """The sum of weight times value by `math.fsum`, with each product on the grid."""
-    return math.fsum(round((v * w) / GRID) * GRID for v, w in zip(values, weights, strict=True))
+    return math.fsum(round((v * w) / FINE) * FINE for v, w in zip(values, weights, strict=True))
 
 
-numbers = st.floats(-1e15, 1e15, width=64) | st.floats(-1.0, 1.0, width=32) | st.sampled_from([0.0, -0.0, 1e-30, -GRID])
+numbers = (st.floats(-1e15, 1e15, width=64) | st.floats(-1.0, 1.0, width=32) | st.floats(-1e40, 1e40, width=64)
+           | st.sampled_from([0.0, -0.0, 1e-30, -GRID, -FINE]))  # fmt: skip
 columns = st.lists(st.tuples(numbers, st.integers(1, 1000)), min_size=1, max_size=40)
 
 
@@ -161,17 +173,17 @@ def test_the_default_sums_depend_on_the_grouping_and_exact_sums_do_not() -> None
 
 
 def test_limbs_are_carried_in_time_and_hold_the_largest_sums() -> None:
-    largest = math.nextafter(LIMIT, 0)
+    largest = math.nextafter(2.0**156, 0)
     total, steps = ExactSum(), 0
     big = ExactSum()
     big.add_rows({"x": torch.full((64, 1), largest, dtype=torch.float64)}, [1] * 64)
     for _ in range(600):  # more additions than the limbs hold without a carry
         total.add_partial(big.partial())
-        steps += steps_of_limbs(big.partial()["limbs/x"][:, 0].tolist())
+        steps += steps_of_limbs(big.partial()["limbs/x"][:, 0].tolist(), WIDE)
     total.add({"x": torch.tensor([-0.3], dtype=torch.float64)}, 1)
-    steps += steps_of_limbs(steps_to_limbs(round(-0.3 / GRID)))
+    steps += round(-0.3 / FINE)
     assert abs(int(total.partial()["limbs/x"][0])) > 2**53
-    assert float(total.result()["x"]) == from_steps(steps)
+    assert float(total.result()["x"]) == steps * FINE
 
 
 def test_limbs_do_not_overflow_in_large_cohorts() -> None:
@@ -188,6 +200,32 @@ edges = st.sampled_from([-(2**47), -(2**47) + 1, -1, 0, 1, 2**47 - 1]) | st.inte
 def test_limbs_are_rounded_once_to_the_nearest_number(first: int, second: int, third: int) -> None:
     found = rounded(torch.tensor([[first], [second], [third]]))
     assert float(found) == from_steps(steps_of_limbs([first, second, third]))
+
+
+@given(st.lists(edges | st.just(0), min_size=5, max_size=5), st.sampled_from([0, 0, 1, -1, 2**54]))
+def test_six_limbs_are_rounded_once_to_the_nearest_number(rest: list[int], first: int) -> None:
+    limbs = [first, *rest]
+    assert float(rounded(torch.tensor(limbs).unsqueeze(1))) == steps_of_limbs(limbs, WIDE) * FINE
+
+
+def test_a_float64_is_exact_where_a_float32_is_not_and_both_add_up() -> None:
+    """A rescaled reply may have float64 where others have float32."""
+    tiny, huge = 3e-33, 2.0**140
+    for values in ([tiny, huge, -huge], [huge, tiny, -huge]):
+        total = ExactSum()
+        for k, value in enumerate(values):
+            total.add({"x": torch.tensor([value, 0.5 * k], dtype=torch.float64)}, 1)
+        assert total.result()["x"].tolist() == [pytest.approx(tiny, rel=1e-4), 1.5]
+    mixed = ExactSum()
+    for k, dtype in enumerate((torch.float32, torch.float64, torch.float32)):
+        mixed.add({"x": torch.tensor([1.5 * k], dtype=dtype)}, 2)
+        other = ExactSum()
+        other.add({"x": torch.tensor([1.0], dtype=dtype)}, 1)
+        mixed.add_partial(other.partial())
+    assert mixed.result()["x"].tolist() == [12.0]
+    assert too_large({"x": torch.tensor([2.0**60])}, 1) is not None
+    assert too_large({"x": torch.tensor([2.0**155], dtype=torch.float64)}, 1) is None
+    assert "reach 2^156" in str(too_large({"x": torch.tensor([2.0**155], dtype=torch.float64)}, 2))
 
 
 def test_a_sum_next_to_the_middle_of_two_numbers_goes_to_the_nearer_one() -> None:

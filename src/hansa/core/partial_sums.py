@@ -21,7 +21,17 @@ from hansa.core.ask import Ask
 from hansa.core.budget import EPSILON
 from hansa.core.buffer_checks import buffer_fault
 from hansa.core.errors import DataError
-from hansa.core.exact_sums import LIMBS, LIMIT, SPLIT, ExactSum, from_steps, limb_fault, steps_of_limbs, too_large
+from hansa.core.exact_sums import (
+    LIMBS,
+    LIMIT,
+    SPLIT,
+    ExactSum,
+    from_steps,
+    grid_of,
+    limb_fault,
+    steps_of_limbs,
+    too_large,
+)
 from hansa.core.metric_ranges import COUNT, NAME, outside
 from hansa.core.norms import l2_norm, max_abs
 from hansa.core.op import Op, PackingOp, Payload, Reply
@@ -214,7 +224,7 @@ def _expected(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     out: dict[str, Shape] = {}
     for name, (sizes, dtype) in shapes.items():
         if dtype.is_floating_point:
-            out[SPLIT + name] = ((LIMBS, *sizes), torch.int64)
+            out[SPLIT + name] = ((len(grid_of(dtype)), *sizes), torch.int64)
         else:
             out[name] = (sizes, torch.int64)
     return out
