@@ -215,6 +215,10 @@ def test_sums_without_a_bound_are_told_by_what_one_sample_adds() -> None:
     assert layout.length == 1 + 2 * 5
     moments = torch.tensor([-1.7e-20, 2.9e33], dtype=torch.float64)
     assert torch.allclose(told(code, Reply({"sum": moments}), True)[0].sums["sum"], moments, rtol=1e-15, atol=0)
+    weighted = Encoding(layout, FixedPoint(2.0**30, 45), 4, 1000)
+    entries = weighted.encode(Reply({"sum": moments}, 1000), False, b"secret")[1:]
+    assert math.gcd(*entries.tolist()) == 1  # multiples of known weights could be told apart in a sum
+    assert torch.allclose(told(weighted, Reply({"sum": moments}, 7))[0].sums["sum"], 7 * moments, rtol=1e-15, atol=0)
     for far in (math.inf, math.nan, 2 * LARGEST):
         with pytest.raises(OutOfRange, match=r"over 2\.787\S*e\+42, or values that are not finite; scale the data"):
             told(code, Reply({"sum": torch.tensor([1.0, far], dtype=torch.float64)}), True)

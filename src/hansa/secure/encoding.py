@@ -249,8 +249,8 @@ class Encoding:
             return _fitted(name, flat.astype(np.int64), point.largest, hint, tell) * share  # type: ignore[no-any-return]
         if name in self.layout.sums:
             wide = self.layout.wides[name]
-            fitted = _fitted(name, flat, wide.range, "scale the data", tell)
-            return wide.split(fitted, secret + name.encode()).reshape(-1) * share
+            weighted = _fitted(name, flat.astype(np.float64) * share, wide.range, "scale the data", tell)
+            return wide.split(weighted, secret + name.encode()).reshape(-1)
         if name in self.layout.wides:
             wide = self.layout.wide
             return wide.split(_fitted(name, flat, wide.range, RAISE_STATISTICS, tell)).reshape(-1) * share
