@@ -69,7 +69,7 @@ def test_who_refuses_a_preparation_is_left_out_of_it_and_the_others_go_on(league
 
 
 def test_a_masked_preparation_out_of_range_says_which_parties_do_not_answer(league: League) -> None:
-    large = {name: ((samples(k)[0][0] * 1e12, samples(k)[0][1]), None) for k, name in enumerate(PARTIES)}
+    large = {name: ((samples(k)[0][0] * 1e25, samples(k)[0][1]), None) for k, name in enumerate(PARTIES)}
     joined(league, {}, large)
     ended = league.ended(league.submit({"task": TASK, "run": {"rounds": 1}, "privacy": {"secure": "masking"}}))
     assert ended["status"] == "failed"
