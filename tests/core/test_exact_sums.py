@@ -34,6 +34,7 @@ from hansa.core.replies import combine, reply_size
 from hansa.core.reply_checks import Rules, fault
 from hansa.core.round_record import Record
 from hansa.core.sums import StoredReply
+from hansa.data.prepare import ColumnMoments
 from hansa.local import SGD
 from hansa.transforms import Int8
 
@@ -142,6 +143,25 @@ def test_any_grouping_and_order_of_the_parties_gives_the_same_bits(cohort: tuple
     assert (record.asked, record.accepted, record.fused, record.metrics) == (
         (recorded.asked, recorded.accepted, recorded.fused, recorded.metrics)
     )
+
+
+@pytest.mark.parametrize("scale", [1e-24, 1.0, 1e36])
+def test_moments_of_every_scale_pass_through_partial_sums(scale: float) -> None:
+    draws = torch.Generator().manual_seed(0)
+    replies = [
+        Reply({"count": torch.full((3,), 9), "sum": torch.randn(3, generator=draws, dtype=torch.float64) * scale**0.5,
+               "square": torch.rand(3, generator=draws, dtype=torch.float64) * scale}, 9)
+        for _ in range(6)
+    ]  # fmt: skip
+    question = Ask("reduce", 0, "prepare", 0, ColumnMoments(), {"centre": torch.zeros(3).double()}, tuple(range(6)))
+    one = combine(question, list(enumerate(replies)), EXACT, Record())
+    behind = summed([summed(replies[1:3]), *replies[3:]])
+    groups: list[Any] = [(0, replies[0]), PartialSum("relay", (1, 2, 3, 4, 5), behind)]
+    record = Record()
+    assert same(one, combine(question, groups, EXACT, record)) and not record.rejected
+    assert isinstance(one, Reduced)
+    squares = [math.fsum(float(reply.tensors["square"][k]) * 9 for reply in replies) for k in range(3)]
+    assert one.sums["square"].tolist() == pytest.approx(squares, rel=1e-11, abs=0)
 
 
 def test_a_stack_and_files_give_the_bits_of_single_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
