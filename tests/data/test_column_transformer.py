@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import warnings
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -99,6 +101,23 @@ def test_a_secure_sum_learns_the_same_bits() -> None:
     assert np.array_equal(masked, plain)
 
 
+@pytest.mark.parametrize("protection", [None, {"secure": "masking"}])
+@pytest.mark.parametrize("apart", [1e-12, 1e-3, 1.0])
+def test_columns_far_from_zero_keep_their_deviation(apart: float, protection: Any) -> None:
+    """The mean is 10^6 to 10^14 deviations from zero: deviations of the floats that parties hold, and of their mean."""
+    draws, far = np.random.default_rng(3), (0.0, 1e6, 1e8, 1e9, 1e10, 1e14)
+    frame = pd.DataFrame({f"at {at:g}": apart * (at + draws.normal(size=N)) for at in far})
+    frame.loc[::7, "at 1e+08"] = np.nan
+    features, plan = learned(frame, [50], protection)
+    for k, (name, at) in enumerate(zip(frame, far, strict=True)):
+        held = [Fraction(value) for value in frame[name].dropna()]
+        mean = sum(held) / len(held)
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in held) / N)  # missing values are the mean
+        assert plan.steps[k].scale == pytest.approx(deviation, rel=1e-9), at  # type: ignore[union-attr]
+        assert features[:, k].std() == pytest.approx(1, rel=1e-9), at
+        assert abs(features[:, k].mean()) < 1e-15 * max(at, 10), at  # the mean is a float too
+
+
 def test_an_empty_party_and_an_order_of_parties_change_nothing() -> None:
     frame = people(2)
     _, plan = learned(frame, [40])
@@ -186,6 +205,15 @@ def test_bounds_and_listed_categories_need_no_answers_and_hashes_no_categories()
     with pytest.raises(ConfigError, match=r"without noise over the parties' data \(age"):
         prepare_table(hansa.FedAvg(), dataclasses.replace(task, prepare=hansa.ColumnTransformer()), Run(),
                       privacy({"dp": {"kind": "central", "clip": 1.0, "sigma": 1.0}}), None)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.lists(st.integers(0, 20), max_size=3), st.sampled_from([0.1, 1 / 3, 2024.7, -1e10 / 7]))
+def test_a_constant_column_becomes_zero_for_any_partition(cuts: list[int], value: float) -> None:
+    frame = pd.DataFrame({"same": [value] * 20, "gaps": [value, None] * 10})
+    for options in ({}, {"columns": {"gaps": {"impute": value}}}):
+        features, plan = learned(frame, cuts, **options)
+        assert not features.any() and {step.scale for step in plan.steps} == {1.0}  # type: ignore[union-attr]
 
 
 def test_a_constant_column_and_one_without_values_are_named(caplog: pytest.LogCaptureFixture) -> None:

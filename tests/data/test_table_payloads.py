@@ -18,7 +18,15 @@ from hansa.core.table_layout import TableLayout
 from hansa.data.apply_table import ApplyTable, TablePlan
 from hansa.data.cells import text_code
 from hansa.data.table import Table
-from hansa.data.table_ops import TableCategories, TableHistogram, TableMagnitudes, TableNames, TableSums
+from hansa.data.table_ops import (
+    TableCategories,
+    TableHistogram,
+    TableMagnitudes,
+    TableNames,
+    TableSums,
+    joined_sums,
+    split_sums,
+)
 
 LAYOUT = TableLayout((("age", "number"), ("city", "text"), ("seen", "date")))
 ROWS = {"age": [20.0, 30.0, None], "city": ["Riga", "Köln", None], "seen": ["2020-01-01", None, "2021-02-03"]}
@@ -52,6 +60,16 @@ def test_valid_payloads_are_answered() -> None:
     assert TableSums().run(party(), SUMS, {})[0].tensors["count"].tolist() == [2]
     assert TableCategories(40, 12).run(party(), CITIES, {})[0].tensors["counts"].sum() == 2
     assert TableNames().run(party(), NAMES, {})[0].tensors["weights"].tolist() == [1, 1]
+
+
+def test_sums_of_a_table_keep_their_means_where_they_are_rescaled_to_fewer_samples() -> None:
+    values = torch.tensor([[-1e-30, 1e-30], [0.3, 0.1], [-700.0, 900.0], [0.0, 0.0]], dtype=torch.float64)
+    reply = {"rows": torch.tensor(900), "count": torch.tensor([900, 7, 900, 0]), **split_sums(values)}
+    torch.testing.assert_close(joined_sums(reply["hi"], reply["lo"]), values, rtol=1e-9, atol=0)
+    less = TableSums(squares=True).rescaled(reply, 900, 300)
+    means = (joined_sums(r["hi"], r["lo"]) / r["count"].clamp(min=1)[:, None] for r in (less, reply))
+    torch.testing.assert_close(*means, rtol=1e-9, atol=0)
+    assert less["count"].tolist() == [300, 3, 300, 0]
 
 
 @pytest.mark.parametrize(("op", "payload"), [

@@ -29,7 +29,7 @@ from hansa.data.column_options import (
     parse_columns,
 )
 from hansa.data.date_parts import Feature
-from hansa.data.prepare import Preparation
+from hansa.data.prepare import SPACING, Preparation
 from hansa.data.table_categories import Counted, learn_categories
 from hansa.data.table_ops import CELLS, EXPONENTS, TableHistogram, TableMagnitudes, TableSums, joined_sums
 
@@ -50,10 +50,9 @@ class Moments:
 
     def filled(self, fill: float) -> tuple[float, float]:
         """Mean and standard deviation of all rows, with missing values filled."""
-        missing = self.rows - self.count
-        mean = (self.mean * self.count + fill * missing) / max(self.rows, 1)
-        squares = self.squares + self.count * (self.mean - mean) ** 2 + missing * (fill - mean) ** 2
-        return mean, (squares / max(self.rows, 1)) ** 0.5
+        rows, missing, apart = max(self.rows, 1), self.rows - self.count, fill - self.mean
+        squares = self.squares + apart**2 * self.count * missing / rows
+        return self.mean + apart * missing / rows, (squares / rows) ** 0.5
 
 
 @register("table")
@@ -189,7 +188,8 @@ def _numbers(layout: TableLayout, options: Sequence[ColumnOptions]) -> list[tupl
 async def _moments(fed: Federation, layout: TableLayout, features: list[Feature]) -> dict[Feature, Moments]:
     """Rows, known values, means and squares of numbers, from three exchanges of whole numbers.
 
-    The first finds the power of two that bounds each column, the second the mean, the third the squares about it.
+    The first finds the power of two that bounds each column, the second a point near the mean, the third the sums and
+    squares about this point. They are moved to the mean: both moments are then those of the parties that answered last.
     """
     if not features:
         return {}
@@ -204,11 +204,13 @@ async def _moments(fed: Federation, layout: TableLayout, features: list[Feature]
     scale = torch.tensor([_scale(row) for row in cells], dtype=torch.float64)
     zero = torch.zeros(len(features), dtype=torch.float64)
     first = (await fed.reduce(TableSums(), {**payload, "centre": zero, "scale": scale})).sums
-    mean = joined_sums(first["hi"], first["lo"]) * scale / first["count"].double().clamp(min=1)
-    second = (await fed.reduce(TableSums(squares=True), {**payload, "centre": mean, "scale": scale})).sums
-    squares = joined_sums(second["hi"], second["lo"]) * scale**2
+    centre = joined_sums(first["hi"], first["lo"])[:, 0] * scale / first["count"].double().clamp(min=1)
+    second = (await fed.reduce(TableSums(squares=True), {**payload, "centre": centre, "scale": scale})).sums
+    sums, squares = joined_sums(second["hi"], second["lo"]).unbind(1)
+    shift = sums / second["count"].double().clamp(min=1)
+    mean, squares = centre + shift * scale, (squares - sums * shift).clamp(min=0) * scale**2
     rows = int(second["rows"])
-    return {feature: Moments(rows, int(second["count"][k]), float(mean[k]), max(float(squares[k]), 0.0))
+    return {feature: Moments(rows, int(second["count"][k]), float(mean[k]), float(squares[k]))
             for k, feature in enumerate(features)}  # fmt: skip
 
 
@@ -259,7 +261,7 @@ def _number_step(name: str, column: int, part: str, options: ColumnOptions, mome
         return Scaled(column, part, fill, reference or 0.0, 1.0, (), options.indicator)
     assert moments is not None
     mean, deviation = moments.filled(fill)
-    if deviation > abs(mean) * 1e-12:
+    if deviation > abs(mean) * SPACING:
         return Scaled(column, part, fill, mean, deviation, (), options.indicator)
     shown = f"{name}.{part}" if part else name
     reason = "is constant over the federation" if moments.count else "has no value at any party"

@@ -17,6 +17,8 @@ from hansa.core.registry import Part, register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.core.stored_rows import blocks, whole
 
+SPACING = 2.0**-52  # of floats, relative: numbers that deviate less from their mean differ by rounding only
+
 
 class Preparation(Part):
     """Base of preparations: learn with `reduce`, then return an op that each party applies to its own data."""
@@ -81,6 +83,13 @@ class ApplyStandardise(DataOp):
         return torch.nan_to_num(scaled, nan=0.0).to(x.dtype if x.is_floating_point() else torch.get_default_dtype())
 
 
+def _standard(centre: Tensor, count: Tensor, total: Tensor, squares: Tensor) -> dict[str, Tensor]:
+    """Mean and scale from the sums and squares of distances to a point near the mean."""
+    shift = total / count
+    mean, deviation = centre + shift, (squares / count - shift**2).clamp(min=0).sqrt()
+    return {"mean": mean, "std": torch.where(deviation > mean.abs() * SPACING, deviation, 1.0)}
+
+
 @register("standardise-own")
 @dataclass(frozen=True)
 class StandardiseOwn(DataOp):
@@ -93,9 +102,9 @@ class StandardiseOwn(DataOp):
         x = whole(party.data.features("statistics")).double()
         known = ~torch.isnan(x)
         count = known.sum(0).clamp(min=1)
-        mean = torch.where(known, x, 0.0).sum(0) / count
-        std = (torch.where(known, x - mean, 0.0).square().sum(0) / count).sqrt()
-        learned = {"mean": mean, "std": torch.where(std > 0, std, 1.0)}
+        centre = torch.where(known, x, 0.0).sum(0) / count
+        apart = torch.where(known, x - centre, 0.0)
+        learned = _standard(centre, count, apart.sum(0), apart.square().sum(0))
         return ApplyStandardise(), {name: numbers.nan_to_num() for name, numbers in learned.items()}
 
     def apply(self, party: Party, payload: Payload) -> None:
@@ -111,8 +120,9 @@ class StandardiseOwn(DataOp):
 class Standardise(Preparation):
     """Mean imputation and scaling to unit variance, from two exchanges of sums.
 
-    The second exchange takes squares about the mean just learned, which avoids cancellation. A feature that is missing
-    everywhere, or constant, becomes 0. Parties with different columns scale their own, without an exchange.
+    The second exchange takes sums and squares about the mean just learned, which avoids cancellation. A feature that is
+    missing everywhere, or constant up to the rounding of its numbers, becomes 0. Parties with different columns scale
+    their own, without an exchange.
     """
 
     ops: ClassVar[DeclaredOps] = tuple(map(OpenOp, ("column-moments", "apply-standardise", "standardise-own")))
@@ -120,11 +130,10 @@ class Standardise(Preparation):
     async def learn(self, fed: Federation, shape: tuple[int, ...]) -> tuple[DataOp, dict[str, Any]]:
         zero = torch.zeros(shape, dtype=torch.float64)
         first = await fed.reduce(ColumnMoments(), {"centre": zero})
-        count = first.sums["count"].double().clamp(min=1)
-        mean = first.sums["sum"] / count
-        second = await fed.reduce(ColumnMoments(), {"centre": mean.cpu()})
-        std = (second.sums["square"] / count).sqrt()
-        return ApplyStandardise(), {"mean": mean.cpu(), "std": torch.where(std > 0, std, 1.0).cpu()}
+        centre = (first.sums["sum"] / first.sums["count"].double().clamp(min=1)).cpu()
+        second = (await fed.reduce(ColumnMoments(), {"centre": centre})).sums
+        count, total, squares = (second[name].double().cpu() for name in ("count", "sum", "square"))
+        return ApplyStandardise(), _standard(centre, count.clamp(min=1), total, squares)
 
     def for_columns(self) -> DataOp:
         return StandardiseOwn()

@@ -1,12 +1,14 @@
 """Statistics of tables that parties answer with whole numbers, so that every sum of them is exact.
 
-Masked, encrypted and plain sums of whole numbers have the same bits. Real numbers travel as two whole numbers (`hi` in
-steps of 2^-8, `lo` in steps of 2^-52). A party's rows never leave it. Every payload is checked: the aggregator chooses
-it.
+Masked, encrypted and plain sums of whole numbers have the same bits. Real numbers travel as whole numbers: `hi` in
+steps of 2^-8, and `lo` in steps of 2^-52, 2^-96 and 2^-140. So squares of deviations keep their digits where the
+deviations are as small as the spacing of floats at the mean. A party's rows never leave it. Every payload is checked:
+the aggregator chooses it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +31,7 @@ PREFIXES = 4096  # prefixes of codes in one ask, at most
 MOST_BITS = 12  # by which one ask prolongs a prefix, at most
 SHORTEST = 16  # the last bits of a code, which no ask reads
 WEIGHT = 2**20  # of a name in a sum, at most
-_HI, _LO = 2.0**8, 2.0**44
+HI, LO, PARTS = 8, 44, 3  # bits after the point in `hi`, in each part of `lo`, and the number of these parts
 ROWS: Shape = ((), torch.int64)
 
 
@@ -42,14 +44,32 @@ def coded_rows(party: Party) -> tuple[Tensor, TableLayout]:
 
 
 def split_sums(values: Tensor) -> dict[str, Tensor]:
-    """Real numbers as two whole numbers each."""
-    hi = torch.floor(values * _HI)
-    return {"hi": hi.to(torch.int64), "lo": torch.round((values * _HI - hi) * _LO).to(torch.int64)}
+    """Real numbers as whole numbers: `hi`, and the parts of `lo` along a new last dimension."""
+    rest, parts = values * 2.0**HI, []
+    for _ in range(PARTS):
+        parts.append(rest.trunc())
+        rest = (rest - parts[-1]) * 2.0**LO  # exact: the sign stays, and the number of digits falls
+    hi, *lo = (part.to(torch.int64) for part in (*parts, rest.round()))
+    return {"hi": hi, "lo": torch.stack(lo, -1)}
 
 
 def joined_sums(hi: Tensor, lo: Tensor) -> Tensor:
-    """The sums of real numbers, from the sums of their two whole numbers."""
-    return (hi.double() + lo.double() / _LO) / _HI
+    """The sums of real numbers, from the sums of their whole numbers; rounded once."""
+    values = [whole / 2 ** (HI + PARTS * LO) for whole in _wholes(hi, lo)]
+    return torch.tensor(values, dtype=torch.float64).view(hi.shape)
+
+
+def _wholes(hi: Tensor, lo: Tensor) -> list[int]:
+    """Each sum as one whole number, in the steps of its last part."""
+    wholes = hi.flatten().tolist()
+    for part in lo.reshape(-1, PARTS).T.tolist():
+        wholes = [(whole << LO) + more for whole, more in zip(wholes, part, strict=True)]
+    return wholes
+
+
+def _split_whole(whole: int) -> list[int]:
+    """The inverse of `_wholes`: `hi`, then the parts of `lo`."""
+    return [whole >> (LO * PARTS), *((whole >> (LO * k)) % 2**LO for k in reversed(range(PARTS)))]
 
 
 CODES = Shaped(types=WHOLE, shape=("pairs",), least=0, most=2 ** (CODE_BITS - SHORTEST) - 1)
@@ -84,9 +104,10 @@ class TableMagnitudes(Op):
 @register("table-sums")
 @dataclass(frozen=True)
 class TableSums(Op):
-    """Sum the known values of each number column, or their squares, after a shift and a division.
+    """Sum the known values of each number column after a shift and a division, and with `squares` their squares too.
 
-    `count` is the number of known values. A value beyond the scale is cut, so that the sum stays within its range.
+    `count` is the number of known values. `hi` and `lo` have a row per column: the sum, then the sum of squares. A
+    value beyond the scale is cut, so that the sum stays within its range.
     """
 
     squares: bool = False
@@ -97,8 +118,19 @@ class TableSums(Op):
 
     @property
     def per_sample(self) -> Bounds:  # type: ignore[override]
-        highest = PerSample(_HI * (4 if self.squares else 2), signed=True)
-        return {"rows": PerSample(), "count": PerSample(), "hi": highest, "lo": PerSample(_LO, per_party=True)}
+        highest = PerSample(2.0**HI * (4 if self.squares else 2), signed=True)
+        return {"rows": PerSample(), "count": PerSample(), "hi": highest,
+                "lo": PerSample(2.0**LO, signed=True, per_party=True)}  # fmt: skip
+
+    def rescaled(self, tensors: Mapping[str, Tensor], samples: int, limit: int) -> dict[str, Tensor]:
+        """As of other ops; each sum keeps its mean, also where it is so small that `lo` alone holds it."""
+        less = super().rescaled(tensors, samples, limit)
+        hi, lo, was = tensors["hi"], tensors["lo"], tensors["count"].clamp(min=1)
+        counts = zip(less["count"].repeat_interleave(hi.shape[1]).tolist(), was.repeat_interleave(hi.shape[1]).tolist(),
+                     strict=True)  # fmt: skip
+        parts = [_split_whole(whole * new // old) for whole, (new, old) in zip(_wholes(hi, lo), counts, strict=True)]
+        split = torch.tensor(parts, dtype=torch.int64).view(*hi.shape, 1 + PARTS)
+        return {**less, "hi": split[..., 0], "lo": split[..., 1:]}
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, layout = coded_rows(party)
@@ -107,13 +139,14 @@ class TableSums(Op):
         scaled = (number_columns(x, features).cpu() - centre) / scale
         known = ~torch.isnan(scaled)
         scaled = torch.where(known, scaled, 0.0).clamp(-2.0, 2.0)
-        sums = (scaled.square() if self.squares else scaled).sum(0)
+        sums = torch.stack([scaled.sum(0), *([scaled.square().sum(0)] if self.squares else [])], -1)
         found = {"rows": torch.tensor(len(x)), "count": known.sum(0), **split_sums(sums)}
         return Reply(found, weight=len(x)), memory
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
-        shape = (len(payload["features"]),)
-        return {"rows": ROWS, **{name: (shape, torch.int64) for name in ("count", "hi", "lo")}}
+        count, sums = len(payload["features"]), 2 if self.squares else 1
+        return {"rows": ROWS, "count": ((count,), torch.int64), "hi": ((count, sums), torch.int64),
+                "lo": ((count, sums, PARTS), torch.int64)}  # fmt: skip
 
 
 @register("table-histogram")
