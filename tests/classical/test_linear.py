@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
 from sklearn import linear_model
 from sklearn.svm import SVC, LinearSVC
 
@@ -229,7 +230,61 @@ def test_a_constant_column_and_a_column_twice_keep_the_coefficient_zero(caplog: 
     assert found[[0, 1, 3, 4]] == pytest.approx(stacked(linear_model.LinearRegression().fit(x, y))[0], rel=1e-9)
     lines = coefficients(done.saved_model())
     assert np.isnan(lines[2].error) and np.isnan(lines[2].p) and lines[1].error > 0
-    assert aliased(torch.zeros(2, 2, dtype=torch.float64)).all()
+    zeros = torch.zeros(2, 2, dtype=torch.float64)
+    assert aliased(zeros, zeros[0]).all()
+
+
+def exact_fit(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients of least squares and their errors, with columns about exact means."""
+    means = [sum(map(Fraction, column)) / len(x) for column in x.T]
+    apart = np.array([[float(Fraction(value) - mean) for value, mean in zip(row, means, strict=True)] for row in x])
+    q, r = np.linalg.qr(np.concatenate([np.ones((len(x), 1)), apart], 1))
+    beta, back = np.linalg.solve(r, q.T @ y), np.eye(len(r))
+    back[0, 1:] = [-float(mean) for mean in means]
+    left, root = y - q @ (q.T @ y), back @ np.linalg.inv(r)
+    return back @ beta, np.sqrt((root**2).sum(1) * (left @ left) / (len(x) - len(r)))
+
+
+@pytest.mark.parametrize("far", [0.0, 1e3, 1e6, 1e9])
+@pytest.mark.parametrize("apart", [1e-6, 1.0])
+def test_columns_far_from_zero_keep_their_coefficient(far: float, apart: float, caplog: Any) -> None:
+    x, y = table(90, columns=3, classes=None)
+    x = (x + np.array([far, 0, -far])) * apart
+    parties = divided(x, y)
+    values, errors = exact_fit(x, y)
+    for rounds in (1, 9):
+        lines = coefficients(fit(LeastSquares(), parties, None, rounds=rounds).saved_model())
+        assert [line.value for line in lines] == pytest.approx(values.tolist(), rel=1e-8), rounds
+        assert [line.error for line in lines] == pytest.approx(errors.tolist(), rel=1e-8), rounds
+    assert "constant" not in caplog.text
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_shift_of_the_columns_moves_the_intercept_of_a_logistic_regression_only(classes: int) -> None:
+    x, y = table(150, columns=3, classes=classes)
+    x = np.round(x * 2**10) / 2**10  # the shifted columns have the same deviations
+    near, far = (coefficients(fit(LogisticNewton(), divided(x + at, y), classes).saved_model()) for at in (0, 2.0**22))
+    for here, there in zip(near, far, strict=True):
+        if here.name != "intercept":
+            assert (there.value, there.error) == pytest.approx((here.value, here.error), rel=1e-8)
+    beta = np.array([line.value for line in near]).reshape(classes - 1, 4)
+    moved = np.array([line.value for line in far]).reshape(classes - 1, 4)
+    assert moved[:, 0] == pytest.approx(beta[:, 0] - 2.0**22 * beta[:, 1:].sum(1), rel=1e-8)
+
+
+def test_a_column_that_nearly_depends_on_others_keeps_its_coefficient_as_in_r(caplog: Any) -> None:
+    """R's `lm` leaves out columns whose part outside the others is below 1e-7 of them."""
+    x, y = table(90, columns=2, classes=None)
+    draws = np.random.default_rng(1).normal(size=(90, 1))
+    for part, digits in ((1e-4, 1e-7), (1e-6, 1e-3), (1e-9, None)):  # digits of errors are lost with the part's square
+        caplog.clear()
+        wide = np.concatenate([x, x.sum(1, keepdims=True) + part * draws], 1)
+        line = coefficients(fit(LeastSquares(), divided(wide, y), None).saved_model())[3]
+        assert ("column 2;" in caplog.text) == (digits is None)
+        if digits is not None:
+            values, errors = exact_fit(wide, y)
+            assert line.value == pytest.approx(values[3], rel=1e-8)
+            assert line.error == pytest.approx(errors[3], rel=digits)
 
 
 def test_classes_that_a_column_separates_are_refused_by_its_number() -> None:
@@ -238,6 +293,39 @@ def test_classes_that_a_column_separates_are_refused_by_its_number() -> None:
     with pytest.raises(hansa.DataError, match=r"the classes are separated by column 2,.*ridge above 0"):
         fit(LogisticNewton(), divided(wide, y), rounds=100)
     assert fit(LogisticNewton(ridge=0.01), divided(wide, y)).state.slots["done"]
+
+
+@pytest.mark.parametrize("protection", [None, {"secure": "masking"}])
+@pytest.mark.parametrize(("classes", "held"), [(2, [0]), (2, [1]), (3, [0, 2])])
+def test_a_class_without_samples_is_refused(protection: Any, classes: int, held: list[int]) -> None:
+    x, y = table(60)
+    (absent,) = {0, 1, 2}.intersection(range(classes)) - {*held}
+    with pytest.raises(hansa.DataError, match=f"no sample has the class {absent}, so .* set ridge above 0"):
+        fit(LogisticNewton(), divided(x, np.array(held)[y % len(held)]), classes, privacy=protection)
+
+
+def test_standard_errors_are_those_at_the_solution_not_before_the_last_step() -> None:
+    for seed in (12, 46):  # the last steps change errors by 1e-9
+        x, y = table(60, columns=3, seed=seed)
+        lines = coefficients(fit(LogisticNewton(), divided(x, y)).saved_model())
+        design = np.concatenate([np.ones((60, 1)), x], 1)
+        p = special.expit(design @ [line.value for line in lines])
+        errors = np.sqrt(np.linalg.inv((design * (p * (1 - p))[:, None]).T @ design).diagonal())
+        assert [line.error for line in lines] == pytest.approx(errors.tolist(), rel=1e-12), seed
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_fit_that_ends_before_it_converged_says_so_and_has_no_p_values(classes: int, caplog: Any) -> None:
+    parties = divided(*table(150, columns=2, classes=classes))
+    assert "problem" not in fit(LogisticNewton(), parties, classes).summary
+    assert not caplog.text
+    early = fit(LogisticNewton(), parties, classes, rounds=3)
+    why = "logistic-regression has not converged: its coefficients are not final and have no standard errors"
+    assert why in caplog.text and why in early.summary["problem"]
+    assert all(np.isnan([line.error, line.p]).all() for line in coefficients(early.saved_model()))
+    assert "problem" not in fit(LeastSquares(), parties, classes, rounds=1).summary  # exact in a round
+    ridge = fit(LogisticNewton(ridge=0.1), parties, classes, rounds=2).summary["problem"]
+    assert ridge.endswith("its coefficients are not final; raise run.rounds")
 
 
 def test_a_party_with_one_class_or_without_samples_changes_nothing() -> None:

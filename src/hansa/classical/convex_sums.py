@@ -70,7 +70,9 @@ class ConvexSums(Op):
     of W log(1 + exp(-s)) for class 1 and log(1 + exp(s)) for class 0; `squared-hinge` and `hinge` the sum over rows of
     max(0, 1 - s y)^2 and of max(0, 1 - s y), with the same y. The Hessian has a
     block for each pair of rows of W (logistic), one block that all rows share (squared), or a block for each row
-    (squared-hinge); the hinge loss has none. Features and weights of samples have no bound, nor have these sums.
+    (squared-hinge); the hinge loss has none. With `centre` in the payload, f(x) is the distance to this point: then the
+    Hessian keeps the digits of columns far from zero. Features and weights of samples have no bound, nor have these
+    sums.
     """
 
     per_sample: ClassVar[Bounds] = {
@@ -83,7 +85,7 @@ class ConvexSums(Op):
     fourier: int = 0
     gamma: float = 1.0
     key: int = 0
-    entries = stated(w=Shaped(shape=("rows", "columns")))
+    entries = stated(w=Shaped(shape=("rows", "columns")), centre=Shaped(shape=("columns",), optional=True))
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         rows, classes = len(payload["w"]), sizes.get("classes", 0)
@@ -106,12 +108,13 @@ class ConvexSums(Op):
         w = sent(payload, "w", (None, self.features.width(math.prod(x.shape[1:])))).double().to(x.device)
         if not y.is_floating_point() and int(y.max()) >= max(2, len(w)):
             raise PartyError(f"convex-sums has rows for {max(2, len(w))} classes, and a label here is none of them")
+        centre = payload["centre"].double().to(x.device) if "centre" in payload else 0.0
         sums: dict[str, Tensor] = {}
         for at in range(0, len(x), ROWS):
             go_on()
             rows = slice(at, at + ROWS)
             weights = None if party.data.weights is None else party.data.weights[rows].to(x.device)
-            for name, value in self.part(w, self.features.of(x[rows]), y[rows], weights).items():
+            for name, value in self.part(w, self.features.of(x[rows]) - centre, y[rows], weights).items():
                 sums[name] = sums[name] + value if name in sums else value
         if not all(bool(torch.isfinite(value).all()) for value in sums.values()):
             raise PartyError("sums of squares overflow: standardise the data")

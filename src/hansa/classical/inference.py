@@ -11,6 +11,8 @@ import torch
 from scipy.special import ndtr, stdtr
 from torch import Tensor
 
+from hansa.classical.newton import about_zero
+
 
 class Coefficient(NamedTuple):
     """A line of the table of coefficients. `error`, `statistic` and `p` are NaN where they are not defined.
@@ -26,28 +28,40 @@ class Coefficient(NamedTuple):
     p: float
 
 
-def facts(w: Tensor, information: Tensor, count: int, free: Tensor, residual: float | None) -> dict[str, Any]:
+def facts(w: Tensor, centre: Tensor, information: Tensor, count: int, free: Tensor,
+          residual: float | None) -> dict[str, Any]:  # fmt: skip
     """Coefficients, standard errors and degrees of freedom of a model without penalties.
 
-    `information` is the Hessian of the summed loss. With `residual`, the sum of squared residuals, the model is least
+    `w` and `information`, the Hessian of the summed loss, are of features about a centre; the result is of features
+    about zero. With `residual`, the sum of squared residuals, the model is least
     squares: its variance is estimated, and statistics have Student's distribution. Without, they are normal. A model
     with a row for each class is described by the differences of its rows from the row of class 0.
     """
     rows, width = w.shape
     at = free.flatten().nonzero().flatten()
     inverse = torch.full_like(information, math.nan)
-    inverse[at[:, None], at] = _inverse(information[at][:, at])
+    inverse[at[:, None], at] = _about_zero(_inverse(information[at][:, at]), at // width, at % width, centre)
     variance, freedom = 1.0, math.inf
     if residual is not None:
         freedom = float(count - int(free[0].sum()))
         variance = max(residual, 0.0) / freedom if freedom > 0 else math.nan
-    values, covariance = w, inverse.view(rows, width, rows, width).diagonal(dim1=1, dim2=3)  # [rows, rows, width]
+    values, covariance = (
+        about_zero(w, centre),
+        inverse.view(rows, width, rows, width).diagonal(dim1=1, dim2=3),
+    )  # [rows, rows, width]
     squares = covariance.diagonal(dim1=0, dim2=1).T  # [rows, width]
     if rows > 1:
-        values = w[1:] - w[:1]
+        values = values[1:] - values[:1]
         squares = squares[1:] + squares[:1] - 2 * covariance[0, 1:]
     errors = (variance * squares).clamp(min=0).sqrt()
     return {"coefficients": values, "errors": errors, "freedom": freedom}
+
+
+def _about_zero(covariance: Tensor, rows: Tensor, columns: Tensor, centre: Tensor) -> Tensor:
+    """The covariance of weights for features about zero; `rows` and `columns` say where each weight stands in W."""
+    of_intercept = (columns == 0)[:, None] & (rows[:, None] == rows)
+    moved = torch.eye(len(rows), dtype=covariance.dtype) - torch.where(of_intercept, centre[columns], 0.0)
+    return moved @ covariance @ moved.T
 
 
 def _inverse(matrix: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from hansa.core.registry import register
 log = logging.getLogger("hansa")
 CONVERGED = 1e-18  # the decrease of the mean loss that the quadratic model still promises, where a run ends
 ROUNDED = 1e-10  # the same, where a further step does not promise less: sums are rounded, masked ones more so
+ABSENT = 1e-3  # in average weights of a sample: a class with less weight has no sample; sums are rounded
 SEPARATED = 0.1  # a last step that still changes a score by this much on average belongs to no finite optimum
 
 
@@ -51,8 +52,9 @@ class LinearModel(Algorithm):
     """Base of linear models: Newton's method on sums of the loss, its gradient and its Hessian over all parties.
 
     The objective is the mean loss over all samples, plus ridge/2 ||w||^2, plus l1 ||w||_1: it does not depend on how
-    the samples are divided among parties. Each round asks all parties once. With weights of samples the objective is
-    the sum of the weighted losses, divided by the number of samples, plus the same penalties.
+    the samples are divided among parties. Each round asks all parties once; the first asks again about the means of
+    columns that are far from zero, and the last again at the solution, for the standard errors. With weights of samples
+    the objective is the sum of the weighted losses, divided by the number of samples, plus the same penalties.
     """
 
     ridge: float = 0.0
@@ -97,12 +99,32 @@ class LinearModel(Algorithm):
         slots = {"columns": columns, "classes": classes, "key": rng.key(problem.seed, "linear model"), "done": False}
         rows = 1 if classes is None or classes == 2 else classes
         width = self.op(slots).features.width(columns)
-        return State(Params.none(), slots={**slots, "w": torch.zeros(rows, width, dtype=torch.float64)})
+        w = torch.zeros(rows, width, dtype=torch.float64)
+        return State(Params.none(), slots={**slots, "w": w, "centre": torch.zeros(width, dtype=torch.float64)})
 
     async def round(self, fed: Federation, state: State) -> State:
-        op, at = self.op(state.slots), state.slots["w"]
-        got = await fed.reduce(op, {"w": at})
-        return state.replace(**self.next(op, state.slots, at, Sums.of(got.sums)))
+        op, slots = self.op(state.slots), dict(state.slots)
+        sums = await self._sums(fed, op, slots)
+        if "accepted" not in slots and self.intercept and not self.penalised:
+            slots["centre"] = newton.far_centre(sums.hessian[0])
+            if bool(slots["centre"].any()):
+                sums = await self._sums(fed, op, slots)
+        slots |= self.next(op, slots, slots["w"], sums)
+        if slots["done"] and op.loss == "logistic" and self._has_errors:
+            sums = await self._sums(fed, op, slots)
+            information = self._hessian(op, sums, len(slots["w"])) * sums.n
+            slots["facts"] = inference.facts(slots["w"], slots["centre"], information, sums.n, slots["free"], None)
+        return state.replace(**slots)
+
+    async def _sums(self, fed: Federation, op: ConvexSums, slots: Mapping[str, Any]) -> Sums:
+        """The sums at the parameters of the slots, with features about their centre."""
+        centre = {"centre": slots["centre"]} if bool(slots["centre"].any()) else {}
+        return Sums.of((await fed.reduce(op, {"w": slots["w"], **centre})).sums)
+
+    @property
+    def _has_errors(self) -> bool:
+        """Whether coefficients have standard errors: without penalties they are those of a likelihood."""
+        return not self.ridge and not self.l1
 
     def next(self, op: ConvexSums, slots: Mapping[str, Any], at: Tensor, sums: Sums) -> dict[str, Any]:
         """The slots after the sums at a point are known: a step of Newton's method from it, or a shorter step to it."""
@@ -113,23 +135,30 @@ class LinearModel(Algorithm):
         if promised > rounded and sums.n == slots["count"] and value > slots["value"] - newton.ARMIJO * promised:
             length = slots["length"] / 2
             return {"w": slots["accepted"] + length * slots["step"], "length": length}
-        hessian = newton.whole_hessian(sums.hessian, len(at))
-        free = slots["free"] if "free" in slots else self._free(sums.hessian[0], at)
+        if "accepted" not in slots and op.loss == "logistic" and self.intercept and self._has_errors:
+            self._check_classes(sums)
+        free = slots["free"] if "free" in slots else self._free(sums.hessian[0], slots["centre"], at)
         sizes = slots["sizes"] if "sizes" in slots else sums.hessian[0].diagonal().sqrt()
-        if op.loss == "logistic" and len(at) > 1 and not self.l1:
-            hessian = hessian + newton.of_common_shift(hessian, len(at))
+        hessian = self._hessian(op, sums, len(at))
         step = newton.step(at, sums.gradient, hessian, penalty, free)
         slope = newton.slope(at, step, sums.gradient, penalty)
         slow = "slope" in slots and slope < slots["slope"] / 4  # Newton's steps shrink faster, except by rounding
         done = -slope <= CONVERGED * max(1.0, abs(value)) or (slow and -slope <= rounded)
-        facts: dict[str, Any] = {}
-        if not self.ridge and not self.l1 and (op.loss == "logistic" or slots["classes"] is None):
-            if done and op.loss == "logistic":
-                self._check_separation((step * sizes).abs())
-            left = 2 * (sums.loss + slope / 2) * sums.n if op.loss == "squared" else None
-            facts = inference.facts(at + step, hessian * sums.n, sums.n, free, left)
-        return {"w": at + step, "accepted": at, "step": step, "length": 1.0, "slope": slope, "value": value,
-                "count": sums.n, "free": free, "sizes": sizes, "done": done, "facts": facts}  # fmt: skip
+        if done and op.loss == "logistic" and self._has_errors:
+            self._check_separation((step * sizes).abs())
+        new = {"w": at + step, "accepted": at, "step": step, "length": 1.0, "slope": slope, "value": value,
+               "count": sums.n, "free": free, "sizes": sizes, "done": done}  # fmt: skip
+        if op.loss == "squared" and self._has_errors and slots["classes"] is None:  # the Hessian is that of all points
+            left = 2 * (sums.loss + slope / 2) * sums.n
+            new["facts"] = inference.facts(at + step, slots["centre"], hessian * sums.n, sums.n, free, left)
+        return new
+
+    def _hessian(self, op: ConvexSums, sums: Sums, rows: int) -> Tensor:
+        """The Hessian over all entries of W, of full rank but for columns that depend on others."""
+        hessian = newton.whole_hessian(sums.hessian, rows)
+        if op.loss == "logistic" and rows > 1 and not self.l1:
+            hessian = hessian + newton.of_common_shift(hessian, rows)
+        return hessian
 
     def _penalty(self, w: Tensor) -> newton.Penalty:
         ones = torch.ones_like(w)
@@ -137,12 +166,12 @@ class LinearModel(Algorithm):
             ones[:, 0] = 0
         return newton.Penalty(self.ridge * ones, self.l1 * ones)
 
-    def _free(self, gram: Tensor, w: Tensor) -> Tensor:
+    def _free(self, gram: Tensor, centre: Tensor, w: Tensor) -> Tensor:
         """The entries of W that are learned; without penalties, a column that depends on others keeps the value 0."""
         free = torch.ones_like(w, dtype=torch.bool)
         if self.ridge or self.l1:
             return free
-        fixed = newton.aliased(gram)
+        fixed = newton.aliased(gram, centre)
         if bool(fixed.any()):
             log.warning(
                 "%s: constant, or a combination of other columns: %s; its coefficient stays 0 (with ridge above 0 such "
@@ -156,6 +185,19 @@ class LinearModel(Algorithm):
                    for at in which.nonzero().flatten().tolist()]  # fmt: skip
         return ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
 
+    def _check_classes(self, sums: Sums) -> None:
+        """Refuse a class without samples, by the sums at W = 0; its intercept would fall without end."""
+        rows = len(sums.gradient)
+        classes = max(2, rows)
+        weight = float(sums.hessian[0, 0, 0]) / (1 / classes * (1 - 1 / classes))  # the mean weight of a sample
+        apart = sums.gradient[:, 0] if rows > 1 else torch.cat([-sums.gradient[:, 0], sums.gradient[:, 0]])
+        absent = (weight / classes - apart) * sums.n < ABSENT * weight
+        if bool(absent.any()):
+            raise DataError(
+                f"{self.name}: no sample has the class {', '.join(map(str, absent.nonzero().flatten().tolist()))}, so "
+                "that coefficients grow without end; leave the class out of the task, or set ridge above 0"
+            )
+
     def _check_separation(self, moved: Tensor) -> None:
         """Refuse classes that are separated: the likelihood has no maximum, and coefficients grow without end."""
         growing = (moved > SEPARATED).any(0)
@@ -168,11 +210,20 @@ class LinearModel(Algorithm):
     def finished(self, state: State) -> bool:
         return bool(state.slots["done"])
 
+    def unfinished(self, state: State) -> str | None:
+        if state.slots["done"] or self.op(state.slots).loss in (
+            "squared",
+            "hinge",
+        ):  # exact in a round; never at an end
+            return None
+        lacking = " and have no standard errors" if self._has_errors else ""
+        return f"{self.name} has not converged: its coefficients are not final{lacking}; raise run.rounds"
+
     def predictor(self, state: State) -> tuple[str, dict[str, Any]]:
         slots = state.slots
-        return "linear", {"w": slots["w"], "features": self.op(slots).features._asdict(),
-                          "classes": slots["classes"], "facts": slots.get("facts", {}),
-                          "loss": self.op(slots).loss}  # fmt: skip
+        return "linear", {"w": newton.about_zero(slots["w"], slots["centre"]),
+                          "features": self.op(slots).features._asdict(), "classes": slots["classes"],
+                          "facts": slots.get("facts", {}), "loss": self.op(slots).loss}  # fmt: skip
 
 
 @register("least-squares")

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALIASED = 1e-11  # a column whose part outside the columns before it is smaller (squared, relative) depends on them
+ALIASED = 1e-14  # a column whose part outside those before it is smaller (squared, relative) depends on them; as in R
+ROUNDING = 1e-12  # a column that deviates from its mean by a smaller part of it is constant, up to rounding
+FAR = 10.0  # deviations from zero, beyond which a column is taken about its mean
 ARMIJO = 1e-4
 SWEEPS = 10_000
 PRECISE = 1e-13  # the largest change of a sweep, in units in which the Hessian has the diagonal 1, that ends it
@@ -52,17 +54,36 @@ def of_common_shift(hessian: Tensor, rows: int) -> Tensor:
     return torch.kron(torch.full((rows, rows), 1 / rows, dtype=curve.dtype), torch.diag(curve))
 
 
-def aliased(gram: Tensor) -> Tensor:
-    """Which columns are combinations of the columns before them, from the matrix of their scalar products.
+def far_centre(gram: Tensor) -> Tensor:
+    """The mean of each column that is far from zero, 0 for others, from scalar products with an intercept in front.
+
+    Squares about zero would lose the deviations of such a column.
+    """
+    mean = gram[0] / gram[0, 0].clamp(min=torch.finfo(gram.dtype).tiny)
+    variance = gram.diagonal() / gram[0, 0].clamp(min=torch.finfo(gram.dtype).tiny) - mean**2
+    far = mean**2 > FAR**2 * variance
+    far[0] = False
+    return torch.where(far, mean, 0.0)
+
+
+def about_zero(w: Tensor, centre: Tensor) -> Tensor:
+    """The weights for features about zero that give the scores of W for features about a centre."""
+    return torch.cat([w[:, :1] - (w @ centre)[:, None], w[:, 1:]], 1)
+
+
+def aliased(gram: Tensor, centre: Tensor) -> Tensor:
+    """Which columns are combinations of the columns before them, from the scalar products of columns about a centre.
 
     As in R's `lm`, such a column gets the coefficient 0. A constant column depends on the intercept.
     """
     left = gram.clone()
     before = gram.diagonal().clone()
+    least = torch.maximum(max(ALIASED, len(gram) * torch.finfo(gram.dtype).eps) * before,
+                          (ROUNDING * centre) ** 2 * gram[0, 0])  # fmt: skip
     found = before <= 0
     for column in range(len(gram)):
         pivot = left[column, column]
-        if found[column] or pivot <= ALIASED * before[column]:
+        if found[column] or pivot <= least[column]:
             found[column] = True
             left[column, :] = left[:, column] = 0
             continue

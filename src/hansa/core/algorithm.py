@@ -327,6 +327,10 @@ class Algorithm(Part):
         """Whether further rounds would change nothing; False for iterative methods."""
         return False
 
+    def unfinished(self, state: State) -> str | None:
+        """Why a run that ends with this state ends too early, for methods with a defined end; else None."""
+        return None
+
     def model(self, state: State) -> Params | OtherModel:
         """The model of a state: what is evaluated, saved, shown, pulled and served, and hashed in the audit log.
 

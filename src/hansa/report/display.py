@@ -181,7 +181,7 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     numbers = {k: v for k, v in last.items() if isinstance(v, float) and k not in ("seconds", "simulated_seconds")}
     numbers |= {name: line[name] for line in history for name in LATEST if line.get(name) is not None}
     end: Mapping[str, Any] = history[-1] if history else {}
-    problem = without_effect(history) or rejected_rounds(history)
+    problem = without_effect(history) or rejected_rounds(history) or end.get("unfinished")
     up, down = (sum(line[name] for line in history) for name in ("bytes_up", "bytes_down"))
     return {
         **numbers, "rounds": end.get("round", 0), "accuracy": last.get("accuracy"), "loss": last.get("loss"),

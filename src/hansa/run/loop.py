@@ -208,6 +208,9 @@ class Training:
                     yield from self._evaluate(line)
                 progress.seconds = time.monotonic() - began
             line["seconds"] = round(progress.seconds, 6)
+            if progress.stopped is not None and (why := self.algorithm.unfinished(self.state)) is not None:
+                line["unfinished"] = why
+                log.warning("%s", why)
             self._store(line)
         if progress.kept:
             self.published = State.of_tree(progress.kept)
