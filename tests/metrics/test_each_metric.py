@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor
 
+from hansa.core import losses
 from hansa.core.errors import ConfigError
 from hansa.core.registry import build, register, registered
-from hansa.metrics import AUC, F1, Accuracy, FunctionMetric, Metric, Predictions
+from hansa.metrics import AUC, F1, R2, Accuracy, FunctionMetric, Metric, Predictions
 from hansa.metrics.scores import GridMetric
+from hansa.run.evaluation import AGAIN
 from hansa.testing import check_metric
 from hansa.testing.metrics import predictions
 
@@ -58,10 +61,17 @@ def test_the_check_finds_a_broken_metric(metric: Metric, why: str) -> None:
 
 
 def pooled(metric: Metric, every: Predictions, parties: int = 5) -> Any:
-    """The metric from the summed counts of parties."""
+    """The metric from the summed counts of parties, as a run asks for them."""
     owner = torch.arange(len(every)) % parties
-    counts = [metric.counts(every.where(owner == k)) for k in range(parties)]
-    return metric.value(torch.stack(counts).sum(0))
+    agreed: Tensor | None = None
+    for _ in range(1 + AGAIN):
+        if agreed is not None:
+            every = every.about({metric.counted: agreed})
+        total = torch.stack([metric.counts(every.where(owner == k)) for k in range(parties)]).sum(0)
+        agreed = metric.agreement(total, agreed)
+        if agreed is None:
+            break
+    return metric.value(total)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -125,6 +135,49 @@ def test_the_grid_loses_little_for_timid_and_for_confident_models(scale: float) 
         exact = metric.at_once(confident)
         assert exact is not None
         assert pooled(metric, confident) == pytest.approx(exact, abs=5e-3)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("at", [0.0, 1e3])
+@pytest.mark.parametrize("scale", [1e-7, 1e-4, 0.3, 1e5, 1e12])
+def test_scores_of_any_scale_and_place_are_counted_finely(scale: float, at: float, classes: int) -> None:
+    every = predictions(classes, 2000)
+    output = every.output * scale
+    if classes == 2:  # the logit is the difference
+        output[:, 1] += at * scale
+    moved = Predictions.of("cross_entropy", output, every.target, classes)
+    few = [(AUC(bins=90), 8e-3)] if not at and 1e-4 <= scale <= 1e5 else []  # fewer bins come to fewer scales
+    for metric, most in ((AUC(), 2e-3), (build("metric", "average-precision"), 1e-2), *few):
+        assert pooled(metric, moved) == pytest.approx(metric.at_once(moved), abs=most), metric
+
+
+def test_scores_that_are_all_equal_have_an_area_of_one_half() -> None:
+    every = predictions(2)
+    for value in (0.0, 3.0, -1e9):
+        same = Predictions.of("cross_entropy", torch.full_like(every.output, value), every.target, 2)
+        assert pooled(AUC(), same) == 0.5
+
+
+@pytest.mark.parametrize("at", [0.0, 1e3, 1e6, -1e9, 1e12])
+def test_metrics_of_targets_far_from_zero_are_those_of_exact_arithmetic(at: float) -> None:
+    every = predictions(0)
+    moved = Predictions.of("mse", every.output + at, every.target + at, 0)
+    y, p = ([Fraction(value) for value in values.tolist()] for values in (moved.target, moved.output))
+    mean = sum(y) / len(y)
+    left = sum((a - b) ** 2 for a, b in zip(y, p, strict=True))
+    expected = {"r2": 1 - left / sum((a - mean) ** 2 for a in y), "mse": left / len(y)}
+    for name, value in expected.items():
+        assert pooled(build("metric", name), moved) == pytest.approx(float(value), rel=1e-9), name
+        assert build("metric", name).at_once(moved) == pytest.approx(float(value), rel=1e-9), name
+    assert losses.metrics("mse", moved.output, moved.target)["r2"] == pytest.approx(float(expected["r2"]), rel=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, -1e10 / 7])
+def test_targets_that_are_all_equal_have_no_explained_variance(value: float) -> None:
+    every = predictions(0)
+    same = Predictions.of("mse", every.output, torch.full_like(every.target, value), 0)
+    assert pooled(build("metric", "r2"), same) is None and R2().at_once(same) is None
+    assert "r2" not in losses.metrics("mse", same.output, same.target)
 
 
 def test_calibration_error_is_the_mean_distance_of_confidence_and_accuracy() -> None:

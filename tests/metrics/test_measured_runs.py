@@ -259,6 +259,43 @@ def test_every_engine_measures_the_same(engine: str) -> None:
         assert line[name] == pytest.approx(expected[name], abs=1e-6)
 
 
+class Timid(torch.nn.Module):
+    """A linear model whose scores are of the order of 1e-5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 1e-5 * self.inner(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("privacy", "engine"), [(None, "reference"), ({"secure": "masking"}, "stacked")])
+def test_parties_agree_on_the_range_of_scores_that_share_a_bin(privacy: Any, engine: str) -> None:
+    federation = dataclasses.replace(task(), model=Timid)
+    chosen = ["auc", {"name": "auc", "by": "sex", "groups": [0, 1]}]
+    result = run(federation, chosen, privacy=privacy, engine=engine)
+    x, y, out = together(result, federation)
+    score = out[:, 1] - out[:, 0]
+    line = result.history[-1]
+    assert line["auc"] == pytest.approx(sk.roc_auc_score(y, score), abs=5e-3)
+    for group in (0, 1):
+        there = x[:, SEX] == group
+        area = sk.roc_auc_score(y[there], score[there])
+        assert line["auc_by_sex"][str(group)] == pytest.approx(area, abs=1e-2)
+
+
+def test_targets_far_from_zero_are_measured_about_their_mean() -> None:
+    x, y = samples(0, 60)
+    target = 1e6 + x[:, 0].astype(np.float64) + y
+    parties = [(x[k::3].astype(np.float64), target[k::3]) for k in range(3)]
+    federation = hansa.Task(None, "mse", parties, party_tests=parties)
+    result = hansa.simulate(hansa.LeastSquares(), federation, rounds=2, metrics=["r2", "rmse"])
+    _, every, out = together(result, federation)
+    assert result.history[-1]["r2"] == pytest.approx(sk.r2_score(every - 1e6, out[:, 0] - 1e6), rel=1e-9)
+    assert {party["r2"] < 1 for party in result.history[-1]["parties"].values()} == {True}
+
+
 EVERY: list[Any] = [
     *COUNTED, "log-loss", "calibration-error", "auc", "average-precision", "sklearn.metrics:cohen_kappa_score",
     {"name": "log-loss", "by": "sex", "groups": [0, 1]}, {"name": "auc", "by": "a", "edges": [0]},

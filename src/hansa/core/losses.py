@@ -121,9 +121,10 @@ def metrics(loss: str | Loss, output: Tensor, target: Tensor) -> dict[str, float
             out |= {} if area is None else {"auc": area}
     elif not whole and output.numel() == target.numel():
         residual = (output.reshape(target.shape) - target).to(torch.float64)
-        spread = float(((target - target.mean()).to(torch.float64) ** 2).mean())
+        target = target.to(torch.float64)
+        spread = float(((target - target.mean()) ** 2).mean())
         out["rmse"] = float((residual**2).mean() ** 0.5)
         out["mae"] = float(residual.abs().mean())
-        if spread > 0:
+        if spread > (float(target.mean()) * torch.finfo(torch.float64).eps) ** 2:  # else equal up to rounding
             out["r2"] = 1.0 - float((residual**2).mean()) / spread
     return out

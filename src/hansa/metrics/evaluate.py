@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.entries import Entries, Several, Shaped, Sizes, extended
 from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.metric_ranges import MOST
 from hansa.core.norms import max_abs
 from hansa.core.op import Memory, Party, Payload, Replies, Reply, Shape
-from hansa.core.predictor import Evaluate, Predictor
+from hansa.core.predictor import Evaluate, Predictor, predictor_entries
 from hansa.core.registry import build, register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.metrics.metric import Metric, gap
@@ -25,6 +26,7 @@ TARGETS = "targets"  # the number of targets; a sample may have several
 MOST_METRICS, MOST_CLASSES = 64, 2**20
 TOGETHER = 2**24  # numbers of outputs that are counted at once
 SLACK = 1 + 1e-9  # tolerance for the rounding of sums
+AGREED = Several(of=Shaped(shape=(None, None)), longest=MOST_METRICS, keys="name of counts", optional=True)
 Column = Callable[[str | int], Tensor]  # the values of a column, before any preparation
 
 
@@ -36,13 +38,24 @@ class EvaluateMetrics(Evaluate):
     `classes` is the number of classes, 0 for numbers. A group of samples by a column may have too few samples for the
     party's policy. Then the party sends no counts of groups by that column: with all groups but one, the last would
     follow from the counts of all samples. Errors have no bound, and a sample may have any number of targets: `fault`
-    compares the counts of a reply with each other.
+    compares the counts of a reply with each other. `agreed` in the payload is what the parties have agreed on, by the
+    name of the counts (`agreement`).
     """
 
     metrics: tuple[Metric, ...] = ()
     classes: int = 0
     measures: ClassVar[frozenset[str] | None] = frozenset()
-    entries = Evaluate.entries
+
+    @property
+    def entries(self) -> Entries | None:  # type: ignore[override]
+        return extended(predictor_entries(self.predictor), agreed=AGREED)
+
+    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
+        super().check_ask(payload, sizes)
+        for name, tensor in payload.get("agreed", {}).items():
+            metric = next((metric for metric in self.metrics if metric.counted == name), None)
+            if metric is None or tuple(tensor.shape) != metric.agrees_on(self.classes):
+                raise PartyError("malformed ask: the parties agree on nothing of this name, or of this shape")
 
     def __post_init__(self) -> None:
         if not 0 <= self.classes <= MOST_CLASSES or len(self.metrics) > MOST_METRICS:
@@ -93,8 +106,10 @@ class EvaluateMetrics(Evaluate):
     def _predictions(self, party: Party, payload: Payload, memory: Memory) -> Predictions:
         x, y = party.data.test("evaluate")
         predictor: Predictor = build("predictor", self.predictor)
+        agreed = payload.get("agreed", {})
+        payload = {name: value for name, value in payload.items() if name != "agreed"}
         output = predictor.outputs(party.objective, predictor.own(party, payload, memory), x)
-        predictions = Predictions.of(party.objective.loss, output, y, self.classes)
+        predictions = Predictions.of(party.objective.loss, output, y, self.classes).about(agreed)
         fits = predictions.kind == ("classes" if self.classes else "numbers")
         if not fits and any(metric.takes != "any" for metric in self.metrics):
             raise PartyError("the model's outputs do not fit the metrics")
@@ -190,6 +205,15 @@ class EvaluateMetrics(Evaluate):
         if not replies:
             return {name: torch.zeros(0, *shape, dtype=torch.float64) for name, shape in self._shapes.items()}
         return {name: torch.stack([reply.tensors[name] for reply in replies]) for name in self._shapes}
+
+    def agreement(self, counts: dict[str, Tensor], agreed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the parties should agree on before they count again, from summed counts; empty if these do."""
+        asked: dict[str, Tensor] = {}
+        for name, metric in self._distinct.items():
+            found = metric.agreement(counts[name] if metric.by is None else counts[name].sum(0),
+                                     agreed.get(metric.counted))  # fmt: skip
+            asked |= {} if found is None or metric.counted in asked else {metric.counted: found}
+        return {**agreed, **asked} if asked else {}
 
     def faults(self, counts: dict[str, Tensor]) -> list[str | None]:
         """For each party why its counts, [parties, ...], cannot be those of any samples, or None."""

@@ -9,6 +9,9 @@ by their test samples), where counts do not exist.
 Where one process has the predictions or the counts of many parties, it asks for all of them at once: `stacked_counts`,
 `stacked_values` and `stacked_samples`. By default these call the methods for one party in turn. A metric defines either
 form; the other one follows.
+
+Counts may need something that depends on all samples: the range of the scores, the mean of the targets. Then the sum of
+the counts says so (`agreement`), and the parties count again.
 """
 
 from __future__ import annotations
@@ -127,6 +130,18 @@ class Metric(Part):
         """As `samples` for each of several counts, [parties, ...]; a DataError if any is impossible."""
         return np.array([self.samples(own) for own in counts])
 
+    def agreement(self, counts: Tensor, agreed: Tensor | None) -> Tensor | None:
+        """What the parties should agree on before they count again, from the sum of their counts; None if these do.
+
+        For the second counts `Predictions.agreed` has it under the name of the counts. `agreed` is what these counts
+        were made with.
+        """
+        return None
+
+    def agrees_on(self, classes: int) -> tuple[int, int] | None:
+        """The shape of what parties may agree on; None if they need not."""
+        return None
+
     def _stacked(self, one: str) -> Callable[..., Any]:
         """The form of a method for many parties, of the nearest class that defines one of its own."""
         looped = getattr(Metric, STACKED[one])
@@ -137,7 +152,9 @@ class Metric(Part):
 
     def at_once(self, predictions: Predictions) -> Any:
         """The metric where all predictions are in one place."""
-        return self.value(self.counts(predictions))
+        counts = self.counts(predictions)
+        agreed = self.agreement(counts, None)
+        return self.value(counts if agreed is None else self.counts(predictions.about({self.counted: agreed})))
 
     def check(self, predicts: str, classes: int) -> None:
         """Refuse a task that has no such metric. `predicts` is what the model gives: see `Takes`, or "classes" alone.

@@ -16,6 +16,7 @@ from hansa.metrics.metric import Metric, Takes, checked_counts, ratio, ratios
 from hansa.metrics.predictions import Predictions
 
 ROUNDING = 1e-13  # relative error of the difference of two sums, below which targets count as constant
+FAR = 1e6  # mean square of targets, in their variances, beyond which they are counted about their mean
 
 
 @register("loss")
@@ -46,7 +47,11 @@ class LossMetric(Metric):
 
 @dataclass(frozen=True)
 class NumberMetric(Metric):
-    """Base of metrics of five sums: samples, squared errors, absolute errors, targets, squared targets."""
+    """Base of metrics of five sums: samples, squared errors, absolute errors, targets, squared targets.
+
+    Targets far from zero are counted about their mean, on which the parties agree: their squares would lose their
+    deviations.
+    """
 
     takes: ClassVar[Takes] = "numbers"
     higher: ClassVar[bool] = False
@@ -62,8 +67,18 @@ class NumberMetric(Metric):
     def stacked_counts(self, predictions: Predictions) -> Tensor:
         target = predictions.target.double()
         error = predictions.output.double() - target
+        if self.counted in predictions.agreed:
+            target = target - float(predictions.agreed[self.counted])
         sums = [predictions.summed(values) for values in (error**2, error.abs(), target, target**2)]
         return torch.from_numpy(np.stack([predictions.sizes, *sums], 1))
+
+    def agreement(self, counts: Tensor, agreed: Tensor | None) -> Tensor | None:
+        number, _, _, total, powers = counts.tolist()
+        far = agreed is None and number > 0 and powers > FAR * _spread(counts)
+        return torch.tensor([[total / number]], dtype=torch.float64) if far and total else None
+
+    def agrees_on(self, classes: int) -> tuple[int, int]:
+        return (1, 1)
 
     def samples(self, counts: Tensor) -> float:
         number, squares, errors, total, powers = counts.tolist()
@@ -112,8 +127,14 @@ class R2(NumberMetric):
     limits: ClassVar[tuple[float, float]] = (-math.inf, 1.0)
 
     def value(self, counts: Tensor) -> float | None:
-        number, squares, _, total, powers = counts.tolist()
+        number, squares, _, _, powers = counts.tolist()
         if number == 0:
             return None
-        spread = powers - total * total / number
-        return None if spread <= ROUNDING * number * powers else 1.0 - squares / spread
+        spread = _spread(counts)
+        return None if spread <= ROUNDING * math.sqrt(number) * powers else 1.0 - squares / spread
+
+
+def _spread(counts: Tensor) -> float:
+    """The sum of squared distances of targets to their mean."""
+    number, _, _, total, powers = counts.tolist()
+    return float(powers - total * total / number)

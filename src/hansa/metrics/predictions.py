@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -22,7 +22,8 @@ class Predictions:
 
     `target` are class numbers or real numbers, [m]. `output` has scores of the classes, [m, classes], or for the loss
     "bce" and for numbers one value per target, [m]. `losses` has one value per sample, [n]. `owner` has the number of
-    the party of each sample, below `owners`, where the samples of several parties are counted at once.
+    the party of each sample, below `owners`, where the samples of several parties are counted at once. `agreed` has, by
+    the name of counts, what the parties have agreed on for them (`Metric.agreement`).
     """
 
     kind: Kind
@@ -32,6 +33,7 @@ class Predictions:
     losses: Tensor
     owner: np.ndarray | None = None
     owners: int = 1
+    agreed: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, loss: str | Loss, output: Tensor, target: Tensor, classes: int) -> Predictions:
@@ -53,8 +55,8 @@ class Predictions:
         """The predictions of some samples, by a mask."""
         rows = samples.repeat_interleave(self._targets)
         owner = None if self.owner is None else self.owner[samples.cpu().numpy()]
-        return Predictions(self.kind, self.output[rows], self.target[rows], self.classes, self.losses[samples], owner,
-                           self.owners)  # fmt: skip
+        return replace(self, output=self.output[rows], target=self.target[rows], losses=self.losses[samples],
+                       owner=owner)  # fmt: skip
 
     def owned(self, owner: np.ndarray, owners: int) -> Predictions:
         """The same predictions, with the owner of each sample."""
@@ -67,7 +69,12 @@ class Predictions:
         output, target, losses = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("output", "target", "losses")
         )
-        return cls(first.kind, output, target, first.classes, losses, np.arange(len(parts)).repeat(sizes), len(parts))
+        owner = np.arange(len(parts)).repeat(sizes)
+        return cls(first.kind, output, target, first.classes, losses, owner, len(parts), first.agreed)
+
+    def about(self, agreed: Mapping[str, Tensor]) -> Predictions:
+        """The same predictions, with what the parties have agreed on."""
+        return replace(self, agreed=agreed)
 
     @property
     def of_all(self) -> Predictions:

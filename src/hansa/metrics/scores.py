@@ -1,10 +1,11 @@
 """Metrics of scores and probabilities of classes.
 
 AUC and average precision depend on the order of all scores, which no sum has. So each party counts its scores in the
-bins of a fixed grid, and the order within a bin is lost: samples of both classes in one bin count half, as ties do. The
-grid is even in asinh(100 logit), from -15 to 15: with 500 bins its steps are 6% of a logit, for logits of 0.01 to
-16,000, so it suits timid models and confident ones. Where all scores are in one place (the aggregator's test set), both
-metrics are exact.
+bins of a grid, and the order within a bin is lost: samples of both classes in one bin count half, as ties do. The grid
+is even in asinh(100 logit), from -15 to 15: with 500 bins its steps are 6% of a logit, for logits of 0.01 to 16,000. If
+samples of both classes share bins so much that the AUC could be wrong by 0.01, the parties count again in a grid of
+equally full bins, which follows from the counts, at most three times. Where all scores are in one place (the
+aggregator's test set), both metrics are exact.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from hansa.metrics.predictions import Predictions
 FINE = 100.0  # logits below 1 / FINE are counted in even steps, those above in steps that grow with them
 EDGE = 15.0  # of the grid: the logit 16,345
 FINEST = 100_000  # most bins
+OUTMOST = 720.0  # of asinh(FINE * logit), for all finite logits
+CLOSE = 0.01  # largest error of an AUC that needs no finer grid; at least twice that of equally full bins
+SAME = 1e-12  # relative width of a bin that is not divided
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,36 @@ class GridMetric(Metric):
         return (1 if classes == 2 else classes, 2, self.bins)
 
     def stacked_counts(self, predictions: Predictions) -> Tensor:
-        logits, bins = predictions.logits.cpu().numpy(), self.bins
-        at = np.clip((np.arcsinh(FINE * logits) + EDGE) * (bins / (2 * EDGE)), 0, bins - 1).astype(np.int64)
-        curves = logits.shape[1]
+        bins = self.bins
+        with np.errstate(over="ignore"):
+            scores = np.arcsinh(FINE * predictions.logits.cpu().numpy())
+        curves = scores.shape[1]
+        if self.counted in predictions.agreed:
+            grids = predictions.agreed[self.counted].cpu().numpy()
+            at = np.stack([np.searchsorted(*pair, side="right") for pair in zip(grids, scores.T, strict=True)], 1)
+        else:
+            at = np.clip((scores + EDGE) * (bins / (2 * EDGE)), 0, bins - 1).astype(np.int64)
         cells = (np.arange(curves) * 2 + predictions.of_class) * bins + at
         return torch.from_numpy(predictions.counted(cells, curves * 2 * bins).reshape(-1, curves, 2, bins))
+
+    def agreement(self, counts: Tensor, agreed: Tensor | None) -> Tensor | None:
+        """The limits between equally full bins, if these counts leave too much open."""
+        even = np.linspace(-EDGE, EDGE, self.bins + 1)[1:-1]
+        limits = np.broadcast_to(even, (len(counts), self.bins - 1)) if agreed is None else agreed.numpy()
+        limits = np.pad(limits, ((0, 0), (1, 1)), constant_values=(-OUTMOST, OUTMOST))
+        each = counts.numpy()
+        totals = each.sum(-1, keepdims=True)
+        shares = np.divide(each, totals, out=np.zeros_like(each), where=totals > 0)
+        wide = np.diff(limits) > SAME * np.maximum(1, np.abs(limits[:, 1:]))
+        if (shares.prod(1) * wide).sum(-1).max() / 2 <= max(CLOSE, 1 / self.bins):
+            return None
+        reached = np.pad(shares.sum(1).cumsum(-1), ((0, 0), (1, 0)))
+        levels = np.linspace(0, 1, self.bins + 1)[1:-1]
+        grids = [np.interp(levels * full[-1], full, old) for full, old in zip(reached, limits, strict=True)]
+        return torch.from_numpy(np.maximum.accumulate(np.stack(grids), 1))
+
+    def agrees_on(self, classes: int) -> tuple[int, int]:
+        return (self.shape(classes)[0], self.bins - 1)
 
     def stacked_samples(self, counts: Tensor) -> np.ndarray:
         totals = checked_counts(counts).sum((2, 3))

@@ -34,6 +34,7 @@ from hansa.run.exchanges import Exchanges
 
 log = logging.getLogger("hansa")
 MEMBERS = 5000  # about as many training samples are compared with test samples
+AGAIN = 3  # most times that parties count again, to agree on the range of scores or targets
 FOUND = 20  # most values of a column that become groups by themselves
 Metrics = Generator[Request, Any, dict[str, Any]]
 
@@ -260,14 +261,26 @@ class Evaluation:
         chosen = None if self.chosen is None else dataclasses.replace(self.chosen, predictor=predictor)
         op = Evaluate(predictor) if chosen is None else chosen
 
-        async def ask(fed: Federation) -> Gathered | Reduced:
+        async def once(fed: Federation, sent: Payload) -> Gathered | Reduced:
             if not self.hides:
-                return await fed.gather(op, payload, parties=asked)
+                return await fed.gather(op, sent, parties=asked)
             if len(tested) < 2:
                 raise RoundAborted(f"{len(tested)} parties have test samples; a secure sum needs at least 2")
             drawn = fed.rng("evaluate").permutation(len(tested))[: fed.cohort_size]
             parties = [tested[int(k)] for k in drawn]
-            return await fed.reduce(op, payload, parties=parties, uniform=chosen is not None)
+            return await fed.reduce(op, sent, parties=parties, uniform=chosen is not None)
+
+        async def ask(fed: Federation) -> Gathered | Reduced:
+            answers, agreed = await once(fed, payload), dict[str, torch.Tensor]()
+            for _ in range(AGAIN):
+                if chosen is None:
+                    break
+                counts = party_fields.summed_counts(chosen, answers, self.exchanges.run.min_cohort)
+                found = {} if counts is None else chosen.agreement(counts, agreed)
+                if not found:
+                    break
+                answers, agreed = await once(fed, {**payload, "agreed": found}), found
+            return answers
 
         try:
             answers: Gathered | Reduced = yield from self.exchanges.outside(round, phase, ask)

@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
-from hansa.core.ask import Gathered
+from torch import Tensor
+
+from hansa.core.ask import Gathered, Reduced
 from hansa.core.budget import finite
 from hansa.core.federation import Finding, Grouping
 from hansa.core.op import Reply
@@ -129,6 +131,18 @@ def losses(measure: EvaluateMetrics | None, answers: Gathered) -> dict[int, floa
     counts = measure.stacked(answers.replies)
     numbers = zip(answers.parties, measure.numbers(counts), measure.faults(counts), strict=True)
     return {party: metrics["loss"] for party, metrics, fault in numbers if fault is None and "loss" in metrics}
+
+
+def summed_counts(measure: EvaluateMetrics, answers: Gathered | Reduced, least: int) -> dict[str, Tensor] | None:
+    """The sum of the parties' counts, without impossible ones; None if fewer than `least` parties sent any."""
+    if isinstance(answers, Reduced):
+        sums = dict(answers.sums)
+        return sums if measure.fault(sums) is None else None
+    faults = measure.faults(measure.stacked(answers.replies))
+    replies = [reply for reply, fault in zip(answers.replies, faults, strict=True) if fault is None]
+    if len(replies) < max(1, least):
+        return None
+    return measure.joined(measure.stacked(replies), [reply.weight for reply in replies])[0]
 
 
 def counted_over_parties(measure: EvaluateMetrics, answers: Gathered, least: int, name: Name) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class _MetricCheck:
         self.form()
         self.sums()
         self.stacks()
+        self.agrees()
         self.values()
         self.nothing()
         self.lies()
@@ -117,6 +118,22 @@ class _MetricCheck:
         assert self.metric.stacked_samples(counts).tolist() == [self.metric.samples(own) for own in counts], (
             f"{self.where}: stacked_samples differs from samples"
         )
+
+    def agrees(self) -> None:
+        """What parties agree on has the announced shape, and every sample is counted about it."""
+        shape = self.metric.agrees_on(self.classes)
+        few = self.all.where(self.all.target == self.all.target[0])  # needs more agreement than many samples
+        for some in (self.all, few):
+            agreed = self.metric.agreement(self.metric.counts(some), None)
+            if agreed is None:
+                continue
+            assert tuple(agreed.shape) == shape, (
+                f"{self.where}: it agrees on {tuple(agreed.shape)}, and announced {shape}"
+            )
+            counts = self.metric.counts(some.about({self.metric.counted: agreed}))
+            assert self.metric.samples(counts) == self.metric.samples(self.metric.counts(some)), (
+                f"{self.where}: about what it agrees on it counts other samples"
+            )
 
     def same(self, first: Any, second: Any) -> bool:
         if isinstance(first, float) and isinstance(second, float):
