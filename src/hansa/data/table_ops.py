@@ -1,9 +1,9 @@
 """Statistics of tables that parties answer with whole numbers, so that every sum of them is exact.
 
 Masked, encrypted and plain sums of whole numbers have the same bits. Real numbers travel as whole numbers: `hi` in
-steps of 2^-8, and `lo` in steps of 2^-52, 2^-96 and 2^-140. So squares of deviations keep their digits where the
-deviations are as small as the spacing of floats at the mean. A party's rows never leave it. Every payload is checked:
-the aggregator chooses it.
+steps of 2^-8, and `lo` in steps of 2^-35, 2^-62 and so on to 2^-143, each below 2^31, which every secure sum holds. So
+squares of deviations keep their digits where the deviations are as small as the spacing of floats at the mean. A
+party's rows never leave it. Every payload is checked: the aggregator chooses it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PREFIXES = 4096  # prefixes of codes in one ask, at most
 MOST_BITS = 12  # by which one ask prolongs a prefix, at most
 SHORTEST = 16  # the last bits of a code, which no ask reads
 WEIGHT = 2**20  # of a name in a sum, at most
-HI, LO, PARTS = 8, 44, 3  # bits after the point in `hi`, in each part of `lo`, and the number of these parts
+HI, LO, PARTS = 8, 27, 5  # bits after the point in `hi`, in each part of `lo`, and the number of these parts
 ROWS: Shape = ((), torch.int64)
 
 
