@@ -151,6 +151,16 @@ def test_scores_of_any_scale_and_place_are_counted_finely(scale: float, at: floa
         assert pooled(metric, moved) == pytest.approx(metric.at_once(moved), abs=most), metric
 
 
+def test_the_bins_that_parties_agree_on_are_about_equally_full() -> None:
+    every = predictions(2, 2000)
+    timid = Predictions.of("cross_entropy", every.output * 1e-3, every.target, 2)
+    agreed = AUC(bins=50).agreement(AUC(bins=50).counts(timid), None)
+    assert agreed is not None
+    shares = AUC(bins=50).counts(timid.about({AUC(bins=50).counted: agreed}))[0]
+    full = (shares / shares.sum(1, keepdim=True)).mean(0)
+    assert float(full.sum()) == pytest.approx(1) and float(full.max()) < 0.08 and int((full > 0).sum()) > 35
+
+
 def test_scores_that_are_all_equal_have_an_area_of_one_half() -> None:
     every = predictions(2)
     for value in (0.0, 3.0, -1e9):
@@ -186,6 +196,13 @@ def test_calibration_error_is_the_mean_distance_of_confidence_and_accuracy() -> 
     bins = np.clip(np.ceil(confidence * 15).astype(int) - 1, 0, 14)
     expected = sum(abs(confidence[bins == b].sum() - right[bins == b].sum()) for b in range(15)) / len(right)
     assert pooled(build("metric", "calibration-error"), every) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_model_that_is_always_certain_is_miscalibrated_by_its_errors() -> None:
+    every = predictions(2)
+    certain = Predictions.of("cross_entropy", every.output * 1e9, every.target, 2)
+    wrong = float((certain.predicted != certain.target).double().mean())
+    assert pooled(build("metric", "calibration-error"), certain) == pytest.approx(wrong, abs=1e-12)
 
 
 def test_a_logit_alone_gives_what_two_scores_give() -> None:
