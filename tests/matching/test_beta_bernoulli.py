@@ -173,6 +173,33 @@ def test_no_step_of_a_party_lowers_the_objective(seed: int) -> None:
     assert seed or rising  # some start is not optimal, so that the test can fail
 
 
+def clusters(places: list[Tensor]) -> set[frozenset[tuple[int, int]]]:
+    """The members of each atom, as pairs of a party and a position."""
+    members: dict[int, set[tuple[int, int]]] = {}
+    for party, place in enumerate(places):
+        for position, atom in enumerate(place.tolist()):
+            members.setdefault(atom, set()).add((party, position))
+    return {frozenset(each) for each in members.values()}
+
+
+def test_the_sweeps_end_early_only_where_further_ones_change_nothing() -> None:
+    process, early = Process(sigma=0.5, sweeps=12), 0
+    for seed in range(40):
+        sizes = np.random.default_rng(seed).integers(1, 6, 5).tolist()
+        groups = [drawn(0, 6, 2)[:size] + 0.6 * drawn(9 * seed + k + 1, size, 2) for k, size in enumerate(sizes)]
+        matcher, draws = Matcher(groups, process, None, None), np.random.default_rng(seed)
+        for party in sorted(range(5), key=lambda k: (-sizes[k], k)):
+            matcher.place(party)
+        for _ in range(process.sweeps):
+            for party in draws.permutation(5).tolist():
+                matcher.remove(party)
+                matcher.place(party)
+        own = np.random.default_rng(seed)
+        assert clusters(match(groups, process, order=own).places) == clusters(matcher.places)  # type: ignore[arg-type]
+        early += own.bit_generator.state != draws.bit_generator.state
+    assert early > 10
+
+
 def test_hyper_parameters_are_the_estimators_of_an_analysis_of_variance() -> None:
     draws, counts = np.random.default_rng(0), torch.tensor([3, 5, 1, 2, 4])
     clusters = [torch.from_numpy(draws.normal(size=(int(n), 2)) + draws.normal(size=2) * 3) for n in counts]

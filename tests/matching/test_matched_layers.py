@@ -206,6 +206,35 @@ def test_only_the_layers_above_the_matched_ones_are_trained() -> None:
     assert torch.equal(objective.frozen[first.names[0]], reply.tensors["incoming"][:, :, 0])
 
 
+def pretrained() -> nn.Module:
+    """A model whose initial values do not depend on the seed."""
+    module = TwoNN((2,), 2, hidden=5)()
+    with torch.no_grad():
+        for k, parameter in enumerate(module.parameters()):
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(k)))
+    return module
+
+
+@pytest.mark.parametrize("algorithm", [hansa.PFNM, hansa.FedMA])
+def test_parties_begin_with_the_models_own_initial_values_and_copies_keep_its_widths(algorithm: Any) -> None:
+    still = hansa.SGD(lr=1e-9, steps=1)
+    pairs = [(x.float(), y) for x, y in ring()[0]]
+    found = hansa.simulate(algorithm(local=still), hansa.Task(pretrained, "cross_entropy", pairs), rounds=3).model()
+    widths = [layer.out_features for layer in found if isinstance(layer, nn.Linear)]
+    assert widths == [5, 5, 2]
+    if algorithm is hansa.FedMA:  # PFNM's estimate is shrunk towards 0
+        x = torch.randn(9, 2)
+        torch.testing.assert_close(found(x), pretrained()(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [hansa.PFNM, hansa.FedMA])
+@pytest.mark.parametrize("parties", [2, 3, 4, 8, 20])
+def test_copies_of_any_length_make_no_new_unit_by_default(algorithm: Any, parties: int) -> None:
+    units = torch.randn(5, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    for length in (1e-3, 0.1, 1.0, 10.0):
+        assert len(match([length * units] * parties, algorithm().process()).atoms) == 5
+
+
 def test_without_a_valid_place_the_party_begins_the_layer_anew() -> None:
     reply, memory = OP.run(party(), {"layers": []}, {})
     fresh, _ = replace(OP, stage=1).run(party(), {"layers": [reply.tensors]}, {})

@@ -95,11 +95,13 @@ def match(groups: Sequence[Tensor], process: Process = PLAIN, *, shares: Sequenc
     matcher.learn()
     draws, unchanged = order or np.random.default_rng(0), 0
     for _ in range(process.sweeps):
-        before = matcher.clusters()
+        changed = False
         for party in draws.permutation(len(groups)).tolist():
+            before = matcher.shared(party)
             matcher.remove(party)
             matcher.place(party)
-        unchanged = unchanged + 1 if matcher.clusters() == before else 0
+            changed |= matcher.shared(party) != before  # a later party may undo the change, and the sweep still had one
+        unchanged = 0 if changed else unchanged + 1
         if unchanged > process.marginal:  # another sweep would change nothing
             break
         matcher.learn()
@@ -178,10 +180,12 @@ class Matcher:
             self.owners, self.ids = self.owners[left], self.ids[left]
             self.places = [None if place is None else moved[place] for place in self.places]
 
-    def clusters(self) -> list[list[int]]:
-        """The atom of each member by its id, or -1 for an atom of one party; ids of the latter change in a sweep."""
-        named = self.ids.where(self.owners > 1, -1)
-        return [named[place].tolist() for place in self.places if place is not None]
+    def shared(self, party: int) -> list[int]:
+        """The id of the atom of each of a party's members, or -1 where no other party has the atom."""
+        place = self.places[party]
+        assert place is not None
+        shared: list[int] = self.ids.where(self.owners > 1, -1)[place].tolist()
+        return shared
 
     def _add(self, party: int, sign: int) -> None:
         place, share = self.places[party], self.shares[party]

@@ -37,9 +37,11 @@ PREFIX = "fedma/"  # of the party's own upper layers in its memory
 class TrainAbove(TrainUnits):
     """Train the layers from number `stage` on, above the matched layers of the payload; send that layer's units.
 
-    The party remembers the layers above. The matched layers are frozen: they take part in the training, and are not
-    trained. `place` in the payload says which of the units below are the party's own; without it, and at first, the
-    party takes initial values of its own. With `start` a party begins from its part of an earlier matched network.
+    A party begins with the initial values of its own model, which are the pretrained weights if the model has any. It
+    remembers the layers above. The matched layers are frozen: they take part in the training, and are not trained.
+    `place` in the payload says which of the units below are the party's own; without it the party begins the layers
+    above anew, and layer `stage`, whose inputs are the matched units, with random values. With `start` a party begins
+    from its part of an earlier matched network.
     """
 
     stage: int = 0
@@ -57,7 +59,7 @@ class TrainAbove(TrainUnits):
         network = own.resized([*below, *own.widths[self.stage :]])
         objective = self.objective(party, network, frozen)
         fresh = network.read({**objective.spec.split(objective.initial.w.cpu()), **_cpu(objective.frozen)})
-        free = self.begun(own, network, fresh, payload, memory)
+        free = self.begun(party, own, fresh[self.stage], payload, memory)
         named = network.write([*frozen, *free])
         w = torch.cat([named[entry.name].reshape(-1) for entry in objective.spec.weights])
         here = replace(party, objective=objective)
@@ -102,20 +104,20 @@ class TrainAbove(TrainUnits):
         seed = rng.key(party.seed, "own model", party.id)
         return Objective(freeze, task.loss, seed, str(task.device), task.bf16)
 
-    def begun(self, own: Network, network: Network, fresh: Sequence[Units], payload: Payload,
+    def begun(self, party: Party, own: Network, fresh: Units, payload: Payload,
               memory: Memory) -> list[Units]:  # fmt: skip
-        """The party's layers from number `stage` on, before the training."""
-        free = list(fresh[self.stage :])
+        """The party's layers from number `stage` on, before the training; `fresh` is that layer with random values."""
+        initial = own.read(party.objective.spec.split(party.initial().w.cpu()))
         if not self.stage:
-            return started(own, payload["start"], self.kind_of_numbers) if "start" in payload else free
+            return started(own, payload["start"], self.kind_of_numbers) if "start" in payload else initial
         mine = [{name: memory.get(f"{PREFIX}{k}/{name}") for name in layer.sizes(0, 0)}
                 for k, layer in enumerate(own.layers)][self.stage :]  # fmt: skip
         below = (0, *own.widths)[self.stage :]
-        place, count = payload.get("place"), network.layers[self.stage].inputs
+        place, count = payload.get("place"), fresh.incoming.shape[1]
         fit = all(layer.fits(tree, inputs, layer.units)
                   for layer, tree, inputs in zip(own.layers[self.stage :], mine, below, strict=True))  # fmt: skip
         if not fit or not _is_place(place, below[0], count):
-            return free
+            return [fresh, *initial[self.stage + 1 :]]
         assert isinstance(place, Tensor)
         layers = [Units.of_tree(tree) for tree in mine]  # type: ignore[arg-type]
         return [layers[0].above(place, count), *layers[1:]]
@@ -147,17 +149,16 @@ class FedMA(Matched):
     """Match networks layer by layer; parties retrain the layers above the matched ones. Wang et al. 2020.
 
     One layer is matched per round, so a network of N layers needs N rounds. Parties train their own networks from
-    initial values of their own and send the units of the lowest layer. The server matches them by their incoming
-    weights, and each global unit is the mean over the parties that have it. Parties freeze the matched layer, retrain
-    those above, and send the next one. The output layer is averaged by the parties' shares of each class, or evenly for
-    a class that nobody has. `cycles` above 1 is FedMA with communication: each party starts again from its own part of
-    the matched network. Layers are linear, convolutions, LSTMs (one order for the hidden states, in all gates and in
-    both dimensions of the recurrent weights) and embeddings. `sigma`, `sigma0`, `gamma`, `sweeps` and `growth` are as
-    for `pfnm`. Parties may have other widths (`task.models`).
+    initial values of their own, or from the model's pretrained weights, and send the units of the lowest layer. The
+    server matches them by their incoming weights, and each global unit is the mean over the parties that have it.
+    Parties freeze the matched layer, retrain those above, and send the next one. The output layer is averaged by the
+    parties' shares of each class, or evenly for a class that nobody has. `cycles` above 1 is FedMA with communication:
+    each party starts again from its own part of the matched network. Layers are linear, convolutions, LSTMs (one order
+    for the hidden states, in all gates and in both dimensions of the recurrent weights) and embeddings. `sigma`,
+    `sigma0`, `gamma`, `sweeps` and `growth` are as for `pfnm`. Parties may have other widths (`task.models`).
     """
 
     local: LocalSolver = SGD(lr=0.1, epochs=10, batch=32)
-    gamma: float = 7.0
     growth: float = 4.0
     cycles: int = 1
     kinds: ClassVar[frozenset[str]] = frozenset({"linear", "conv", "lstm", "embedding"})
