@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import hansa
 from hansa.core.buffer_checks import MOST, OWN
 from hansa.local import SGD, Adam, Normalised, Proximal
-from hansa.local.normalise import Normalise, reach
+from hansa.local.normalise import Normalise, gradient_weight, reach
 from hansa.schedule import ExponentialDecay, StepDecay
 from quadratics import ENGINES, Scalar, found, line, task
 from small_tasks import classes
@@ -23,6 +24,8 @@ from small_tasks import classes
     [
         (Normalised(lr=0.3, steps=4, batch=3), SGD(lr=0.3, steps=4, batch=3)),
         (Normalised(lr=0.3, steps=4, batch=3, momentum=0.8), SGD(lr=0.3, steps=4, batch=3, momentum=0.8)),
+        (Normalised(lr=0.3, steps=4, batch=3, weight_decay=0.4), SGD(lr=0.3, steps=4, batch=3, weight_decay=0.4)),
+        (SGD(lr=0.3, steps=4, batch=3, weight_decay=0.4), SGD(lr=0.3, steps=4, batch=3, weight_decay=0.4)),
     ],
 )
 def test_parties_that_take_as_many_steps_are_averaged_as_fedavg_does(own: Any, other: Any, engine: str) -> None:
@@ -204,7 +207,7 @@ def test_the_computed_weight_is_that_of_the_formulas(fields: dict[str, float]) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("fields", [{}, {"momentum": 0.9}])
+@pytest.mark.parametrize("fields", [{}, {"momentum": 0.9}, {"weight_decay": 0.4}])
 def test_any_solver_gives_the_model_of_the_default_solver_where_both_are_defined(
     fields: dict[str, float], engine: str
 ) -> None:
@@ -214,6 +217,15 @@ def test_any_solver_gives_the_model_of_the_default_solver_where_both_are_defined
         for solver in (Normalised, SGD)
     )
     torch.testing.assert_close(other, own, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("rate", [0.02, torch.tensor(0.02)], ids=["number", "tensor"])
+@pytest.mark.parametrize("pull", [1e-15, 1e-6, 1e-4, 30.0, 70.0])
+def test_the_weight_of_a_small_pull_keeps_its_digits(pull: float, rate: Any) -> None:
+    shrink = Fraction(float(rate)) * Fraction(pull)
+    exact = sum((1 - shrink) ** j for j in range(7))
+    for steps in (7, torch.tensor(7.0)):
+        assert float(gradient_weight(steps, rate, pull)) == pytest.approx(float(exact), rel=1e-14)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -62,9 +62,9 @@ def reach(solver: LocalSolver, steps: int, rate: float) -> float:
     unit length that the solver takes.
     """
     rule = solver.step_rule
-    if rule is not None:  # w <- w - rate * (1 + pull * w)
-        shrink = rate * rule.pull
-        return (1 - (1 - shrink) ** steps) / shrink if shrink else float(steps)
+    if rule is not None:
+        weight: float = gradient_weight(steps, rate, rule.pull)
+        return weight
     zero = torch.zeros(1, dtype=torch.float64)
     nothing: Any = None
 
@@ -79,3 +79,18 @@ def reach(solver: LocalSolver, steps: int, rate: float) -> float:
         direction = torch.ones_like(w) if solver.noisy else solver.direction(ctx, w, batch, carry, zero)
         w, carry = solver.step(ctx, w, direction, carry)
     return -float(w[0]) / rate
+
+
+def gradient_weight(steps: Any, rate: Any, pull: float = 0.0, momentum: float = 0.0) -> Any:
+    """||a||_1 of SGD in closed form: with `momentum`, or for the steps w <- w - rate * (1 + pull * w).
+
+    A number, or a tensor in float64 if `steps` is a tensor: a small pull would be lost in float32.
+    """
+    if not isinstance(steps, Tensor):
+        return float(gradient_weight(torch.tensor(steps, dtype=torch.float64), rate, pull, momentum))
+    steps = steps.double()
+    if momentum:
+        return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+    shrink = rate.double() * pull if isinstance(rate, Tensor) else torch.full_like(steps, rate * pull)
+    kept = torch.where(shrink < 1, -torch.expm1(steps * torch.log1p(-shrink)), 1 - (1 - shrink) ** steps)
+    return torch.where(shrink == 0, steps, kept / shrink)

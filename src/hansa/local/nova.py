@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from hansa.core.buffer_checks import MOST, OWN
@@ -13,6 +12,7 @@ from hansa.core.entries import Number, extended
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
+from hansa.local.normalise import gradient_weight
 from hansa.local.proximal import Proximal
 from hansa.local.solver import Carry, Context
 
@@ -25,9 +25,9 @@ class Normalised(Proximal):
     a_i is the weight that each local gradient has in the update: its sum is tau for SGD, (tau - rho (1 - rho^tau) /
     (1 - rho)) / (1 - rho) with momentum rho, (1 - (1 - lr mu)^tau) / (lr mu) with a proximal term, where mu includes
     weight decay. `hansa.local.Normalise` computes it for other solvers. The party sends the divided update and `tau`,
-    its contribution to the effective number of steps: ||a||_1 with momentum, tau otherwise. The common learning rate
-    comes with the model. A party with another learning rate multiplies both numbers by the quotient of its own rate and
-    the common rate.
+    its contribution to the effective number of steps: ||a||_1, in the authors' form without the proximal term (with
+    `mu` alone it is tau). The common learning rate comes with the model. A party with another learning rate multiplies
+    both numbers by the quotient of its own rate and the common rate.
     """
 
     mu: float = 0.0
@@ -47,15 +47,7 @@ class Normalised(Proximal):
 
     def reach(self, steps: Any, rate: Any) -> Any:
         """||a||_1: the distance covered on a constant gradient of 1, over the rate."""
-        if self.momentum:
-            rho = self.momentum
-            return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        if self.pull and not isinstance(rate, Tensor):
-            return (1 - (1 - rate * self.pull) ** steps) / (rate * self.pull) if rate else steps
-        if self.pull:
-            shrink = rate * self.pull
-            return torch.where(shrink > 0, (1 - (1 - shrink) ** steps) / shrink, steps)
-        return steps
+        return gradient_weight(steps, rate, self.pull, self.momentum)
 
     def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
         steps = min(MOST, OWN * max(1, self.demands(n, payload).get("steps", 1)))
@@ -68,6 +60,6 @@ class Normalised(Proximal):
 
     def finish(self, ctx: Context, start: Tensor, w: Tensor, carry: Carry,
                memory: Memory) -> tuple[dict[str, Tensor], Memory]:  # fmt: skip
-        reach = self.reach(ctx.steps, ctx.rate)
-        part = reach if self.momentum else ctx.steps
-        return {"w": (w - start) / (reach * carry["quotient"]), "tau": part * carry["quotient"]}, memory
+        reach = self.reach(ctx.steps, ctx.rate) * carry["quotient"]
+        part = gradient_weight(ctx.steps, ctx.rate, self.weight_decay, self.momentum) * carry["quotient"]
+        return {"w": (w - start) / reach.to(w), "tau": part.to(w)}, memory
