@@ -258,6 +258,15 @@ def test_the_table_of_the_parties_models_has_a_limit(monkeypatch: pytest.MonkeyP
     hansa.simulate(hansa.FedAvgPlus(), classes(), rounds=1)
 
 
+def test_a_search_that_did_not_find_the_centre_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    for iterations, warnings in ((1, 2), (100, 0)):
+        caplog.clear()
+        algorithm = hansa.FedGeoMedPlus(SGD(lr=0.1, batch=4), mu=1e-5, iterations=iterations)
+        hansa.simulate(algorithm, classes(), rounds=2)
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+        assert all("the search for the centre ended after 1 steps" in record.message for record in caplog.records)
+
+
 def test_behind_a_secure_sum_only_the_mean_can_be_the_centre() -> None:
     masked, plain = (
         hansa.simulate(hansa.FedAvgPlus(local=LOCAL), classes(), rounds=3, privacy=p).state.params.w

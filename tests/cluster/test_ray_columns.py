@@ -70,7 +70,7 @@ def test_every_fusion_has_the_bits_of_one_matrix(name: str, parties: int, dim: i
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_the_centres_of_fed_plus_have_the_bits_of_one_matrix(norm: Any) -> None:
     updates = some_updates(9, 20_000)
-    here, there = (centre(norm, rows, 0.5, 1e-6, 20) for rows in (Rows(updates), on_actors(updates, 3)))
+    here, there = (centre(norm, rows, 0.5, 1e-6, 20).w for rows in (Rows(updates), on_actors(updates, 3)))
     assert torch.equal(here, there)
 
 

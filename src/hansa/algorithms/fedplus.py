@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from hansa.local.anchored import check_inner
 from hansa.local.plus import Plus, check_plus
 from hansa.server import Descent
 
+log = logging.getLogger("hansa")
 TABLE = 2**27  # numbers of the parties' models that the aggregator may keep: half a gigabyte in float32
 
 
@@ -96,7 +98,11 @@ class FedAvgPlus(FedPlus):
 
 @dataclass(frozen=True)
 class RobustPlus(FedPlus):
-    """Base of the members with a robust centre: the aggregator keeps the last model of every party."""
+    """Base of the members with a robust centre: the aggregator keeps the last model of every party.
+
+    The search for the centre ends when the mean of the parties' pulls, each at most 1, is at most `tolerance`; after
+    `iterations` steps it ends with a warning.
+    """
 
     tolerance: float = 1e-6
     iterations: int = 100
@@ -130,9 +136,14 @@ class RobustPlus(FedPlus):
         for party, reply in zip(answer.parties, answer.replies, strict=True):
             models[party] += reply.tensors["w"]
         try:
-            w = centre(self.norm, Rows(models), self.op.rho, self.tolerance, self.iterations)
+            w, found = centre(self.norm, Rows(models), self.op.rho, self.tolerance, self.iterations)
         except NotFinite:
             raise RoundAborted(f"{self.name}: the models are too large to be added") from None
+        if not found:
+            log.warning(
+                f"{self.name}: the search for the centre ended after {self.iterations} steps, before its tolerance of "
+                f"{self.tolerance:g}; raise algorithm.iterations or algorithm.tolerance"
+            )
         first = answer.replies[0]
         stats = median(answer, "stats") if "stats" in first.tensors else None
         counts = lower_median([reply.maxima["counts"] for reply in answer.replies]) if first.maxima else None
