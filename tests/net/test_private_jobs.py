@@ -40,7 +40,7 @@ def test_privacy_secrecy_and_few_bits_in_one_job_over_mutual_tls(league: League)
     ended = [league.ended(job) for job in jobs]
     assert [one["status"] for one in ended] == ["finished"] * 4, [one["reason"] for one in ended]
     for line in ended[0]["rounds"]:
-        assert line["epsilon"] == epsilon([Release(1.0, 2.0, line["round"])], 1e-5) and line["replies"] == 3
+        assert line["epsilon"] == epsilon([Release(1.0, 2.0, line["round"])], 1e-5, "pld") and line["replies"] == 3
         assert "train_loss" not in line
     noisy, again, plain, hidden = (numbers(league.model(job)) for job in jobs)
     assert torch.allclose(plain, hidden, rtol=0, atol=1e-6)
@@ -57,7 +57,7 @@ def test_the_aggregators_noise_is_not_of_the_seed_and_a_restart_repeats_no_round
     ended = league.ended_after_all(job)
     assert ended["status"] == "finished", ended["reason"]
     spent = [line["epsilon"] for line in ended["rounds"]]
-    assert spent == [epsilon([Release(1.0, 2.0, n)], 1e-5) for n in (1, 2, 3, 4)]
+    assert spent == [epsilon([Release(1.0, 2.0, n)], 1e-5, "pld") for n in (1, 2, 3, 4)]
     data = [samples(number)[0] for number in range(3)]
     task = hansa.Task(make_model("logistic", "float64", ".", (3,), 2), "cross_entropy", data, classes=2)
     settings = tree({"dp": CENTRAL}, rounds=4)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 
+import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import PLDAccountant
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from hansa.core.budget import Budget, Release, charge, merged
 from hansa.core.errors import ConfigError, PartyError
@@ -75,8 +79,6 @@ def test_discrete_noise_has_the_divergences_of_gaussian_noise(rate: float, noise
 
 
 def test_no_divergence_is_over_that_of_dp_accounting_and_at_whole_orders_they_are_the_same() -> None:
-    import dp_accounting
-
     for rate, sigma in ((256 / N, 1.1), (0.1, 2.0)):
         books = dp_accounting.rdp.RdpAccountant(ORDERS[WHOLE].tolist())
         books.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(sigma)), 500)
@@ -103,6 +105,34 @@ def test_loss_distributions_promise_more_than_divergences() -> None:
     tight, loose = epsilon([release], DELTA, "pld"), epsilon([release], DELTA)
     assert tight < loose
     assert tight == pytest.approx(2.38, abs=0.01)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The epsilon of Gaussian noise of 1 / mu, in closed form: Balle and Wang 2018, theorem 8."""
+
+    def over(e: float) -> float:
+        return float(norm.cdf(mu / 2 - e / mu) - math.exp(e + norm.logcdf(-mu / 2 - e / mu)) - delta)
+
+    return float(brentq(over, 0.0, 200.0, xtol=1e-14))
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-9, 1e-10, 1e-12])
+def test_loss_distributions_never_promise_more_than_the_closed_form(delta: float) -> None:
+    for steps, noise in ((1, 0.7), (10_000, 20.0)):
+        exact = gaussian_epsilon(math.sqrt(steps) / noise, delta)
+        # By the closed form for noise without sampling, and by convolutions where next to all records are drawn.
+        for rate in (1.0, 1 - 1e-9):
+            found = epsilon([Release(rate, noise, steps)], delta, "pld")
+            assert exact * (1 - 1e-6) <= found <= exact * (1.01 if delta >= 1e-9 else 1.2)
+
+
+def test_loss_distributions_of_several_kinds_are_those_of_their_composition() -> None:
+    several = [Release(1.0, 3.0, 4), Release(0.2, 4.0, 30), Release(1.0, 2.0), Release(0.2, 4.0, 20)]
+    found = epsilon(several, DELTA, "pld")
+    books = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for rate, noise, steps in ((1.0, (4 / 9 + 1 / 4) ** -0.5, 1), (0.2, 4.0, 50)):
+        books.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), steps)
+    assert books.get_epsilon(DELTA) <= found <= 1.002 * books.get_epsilon(DELTA)
 
 
 def test_epsilon_falls_with_sigma_and_grows_with_steps_and_the_rate() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import math
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from central_parties import ENGINES, moved, steps, task, vectors
 from torch import Tensor
 
 import hansa
+from hansa.cli import main
 from hansa.core import rng
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
@@ -22,13 +27,14 @@ from hansa.core.federation import Federation
 from hansa.core.op import Reply
 from hansa.core.params import Params, ParamSpec
 from hansa.fusion import WeightedMean
-from hansa.privacy import CentralDP, Privacy
-from hansa.privacy.accounting import epsilon
+from hansa.privacy import CentralDP, Privacy, accounting
 from hansa.privacy.central import UNCLIPPED, Contribution
 from hansa.privacy.guard import Guard
 from hansa.run import Run
 from hansa.secure.masking import Masking
 from hansa.transforms import ClippedUpdate
+
+epsilon = functools.partial(accounting.epsilon, accountant="pld")
 
 LENGTHS = [0.1, 0.7, 1.0, 1.5, 40.0]
 
@@ -265,6 +271,20 @@ def test_given_an_epsilon_the_noise_is_what_all_rounds_need(accountant: Any) -> 
     done = steps([torch.zeros(2)] * 4, 2, CentralDP(epsilon=3, delta=1e-5, accountant=accountant))
     assert len(done.history) == 2
     assert 3 * 0.999 < done.history[-1]["epsilon"] <= 3
+
+
+def test_the_command_and_a_run_calibrate_by_the_same_tighter_accountant(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["--epsilon", "3", "--delta", "1e-5", "--parties", "8", "--cohort", "2", "--rounds", "4", "--json"]
+    monkeypatch.setattr(sys, "argv", ["hansa", "privacy", "calibrate", *given])
+    with contextlib.suppress(SystemExit):
+        main()
+    sigma = json.loads(capsys.readouterr().out)["sigma"]
+    for dp in (CentralDP(epsilon=3, delta=1e-5), CentralDP(sigma=sigma, delta=1e-5)):
+        done = steps([torch.zeros(2)] * 8, 4, dp, select="poisson", cohort=0.25)
+        assert 3 * 0.999 < done.history[-1]["epsilon"] <= 3
+    assert accounting.epsilon([Release(0.25, sigma, 4)], 1e-5, "rdp") > 3 * 1.02
 
 
 def test_a_run_ends_before_the_round_that_would_overspend() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import fields
 from typing import Any
@@ -15,8 +16,9 @@ import hansa
 from hansa.core.budget import Release
 from hansa.core.registry import build, registered
 from hansa.experiment.config import parse
-from hansa.privacy import CentralDP, Privacy, privacy
-from hansa.privacy.accounting import epsilon
+from hansa.privacy import CentralDP, Privacy, accounting, privacy
+
+epsilon = functools.partial(accounting.epsilon, accountant="pld")
 
 NOISY: dict[str, Any] = {"dp": {"kind": "central", "sigma": 1.0, "delta": 1e-5}}
 RUNS = {"fedavg", "fedsgd", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedprox", "easgd",

@@ -36,14 +36,15 @@ def calibrate(
     cohort: Annotated[int | None, typer.Option("--cohort", help="Central DP: expected cohort size per round.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="Central DP: number of rounds.")] = None,
     accountant: Annotated[
-        str, typer.Option("--accountant", help="Accountant: rdp, or pld (tighter and slower).")
-    ] = "rdp",
+        str | None,
+        typer.Option("--accountant", help="rdp or pld. Default: that of runs, pld for central DP and rdp for DP-SGD."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Print the sigma that an epsilon requires, or the epsilon of a sigma, for DP-SGD or central DP."""
     from hansa.core.budget import Release
     from hansa.core.errors import ConfigError
-    from hansa.privacy import accounting
+    from hansa.privacy import CentralDP, accounting
 
     if (epsilon is None) == (sigma is None):
         raise ConfigError("give either --epsilon (prints sigma) or --sigma (prints epsilon)")
@@ -64,9 +65,10 @@ def calibrate(
         raise ConfigError(f"{sample[1]} {drawn} is more than {population[1]} {total}")
     rate = drawn / total
     steps = repeats * math.ceil(total / drawn) if samples is not None else repeats
-    if accountant not in ("rdp", "pld"):
+    if accountant not in (None, "rdp", "pld"):
         raise ConfigError(f"--accountant must be rdp or pld, got {accountant!r}")
-    method: accounting.Method = "pld" if accountant == "pld" else "rdp"
+    own = accountant or (CentralDP.accountant if samples is None else "rdp")  # parties' budgets are by rdp
+    method: accounting.Method = "pld" if own == "pld" else "rdp"
     if sigma is None:
         assert epsilon is not None
         sigma = accounting.calibrate(epsilon, delta, rate, steps, method)

@@ -152,7 +152,7 @@ class CentralDP(Part):
     sigma_b: float | None = None
     noise: Literal["server", "parties"] | None = None
     mechanism: Literal["discrete", "float"] = "discrete"
-    accountant: Literal["rdp", "pld"] = "rdp"
+    accountant: Literal["rdp", "pld"] = "pld"
 
     def __post_init__(self) -> None:
         if self.epsilon is None and self.sigma is None:
