@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hansa
-from hansa.algorithms.adaptive_top_k import SettleTopK, derivative_sign, fair_choice, next_k, step_size
+from hansa.algorithms.adaptive_top_k import SettleTopK, derivative_sign, fair_choice, next_k, probe_point, step_size
 from hansa.core.entries import refuses_payload
 from hansa.core.errors import ConfigError, PartyError
 from hansa.local import DPSGD, Controlled
@@ -87,6 +87,31 @@ def test_the_sign_is_that_of_the_derivative_and_0_without_progress() -> None:
     for losses in ((1.0, 1.0, 0.5), (1.0, 2.0, 0.5), (1.0, 0.5, 1.0), (1.0, math.nan, 0.5)):
         assert derivative_sign(*losses, 10, 5, lambda k: 1.0 + k) == 0.0
     assert derivative_sign(1.0, 0.5, 0.5, 7, 7, lambda k: 1.0 + k) == 0.0
+
+
+def test_the_other_point_is_half_a_step_below_k_or_above_it_where_none_is_below() -> None:
+    assert step_size(8, 10, 90) == 20
+    assert [probe_point(k, 8, 10, 90) for k in (90.0, 20.0, 19.9, 10.0)] == [80.0, 10.0, 29.9, 20.0]
+
+
+@pytest.mark.parametrize(("fields", "d", "limits"), [
+    ({}, 103, (1, 103)), ({}, 999, (1, 999)), ({}, 1000, (2, 1000)), ({"k_max": 3}, 5000, (3, 3)),
+    ({"k_min": 7, "k_max": 9}, 5000, (7, 9)),
+])  # fmt: skip
+def test_k_lies_between_a_five_hundredth_of_the_model_and_all_of_it_by_default(
+    fields: dict[str, int], d: int, limits: tuple[int, int]
+) -> None:
+    assert hansa.AdaptiveTopK(**fields).limits(d) == limits
+
+
+def test_k_moves_by_one_step_of_its_round_or_stays() -> None:
+    low, high = 1, 103
+    ks = [run(hansa.AdaptiveTopK(LOCAL, k=50), rounds).state.slots["k"] for rounds in range(1, 6)]
+    inside = 0
+    for m, (before, after) in enumerate(zip([50.0, *ks[:-1]], ks, strict=True), 1):
+        assert after in [next_k(before, m, sign, low, high) for sign in (-1, 0, 1)]
+        inside += m > 1 and after != before and low < after < high
+    assert inside
 
 
 def test_what_is_not_used_goes_back_to_the_party() -> None:

@@ -139,19 +139,22 @@ class AdaptiveTopK(Algorithm):
             if value is not None and value > problem.spec.dim:
                 raise ConfigError(f"adaptive-top-k: {name} is {value}, and the model has {problem.spec.dim} numbers")
 
+    def limits(self, d: int) -> tuple[int, int]:
+        """The least and the largest k for a model of d numbers."""
+        high = self.k_max or d
+        return self.k_min or min(max(1, d // 500), high), high
+
     def init(self, problem: Problem) -> State:
-        high = self.k_max or problem.spec.dim
+        _, high = self.limits(problem.spec.dim)
         return State(problem.initial, slots={"k": float(self.k or high), "m": 0})
 
     async def round(self, fed: Federation, state: State) -> State:
         params, m = state.params, int(state.slots["m"]) + 1
-        d, high = len(params.w), self.k_max or len(params.w)
-        low = self.k_min or min(max(1, d // 500), high)
-        delta, draws = step_size(m, low, high), fed.rng("adaptive-top-k")
+        d, draws = len(params.w), fed.rng("adaptive-top-k")
+        low, high = self.limits(d)
         exact = float(state.slots["k"])
         k = _rounded(exact, draws.random(), low, high)
-        below = exact - delta / 2
-        probe = _rounded(below if below >= low else exact + delta / 2, draws.random(), low, high)
+        probe = _rounded(probe_point(exact, m, low, high), draws.random(), low, high)
         fed.metrics["k"] = float(k)
         op = Packed(self.local, AccumulatedTopK(k=k), "adaptive-top-k")
         answer = await fed.gather(op, {"model": params._asdict()})
@@ -195,6 +198,12 @@ def fair_choice(rows: Sequence[Tensor], k: int) -> Tensor:
 def step_size(m: int, low: int, high: int) -> float:
     """How far k moves in round m, counted from 1."""
     return (high - low) / math.sqrt(2 * m)
+
+
+def probe_point(k: float, m: int, low: int, high: int) -> float:
+    """The other point of the estimated derivative: half a step below k, or above it if that is below `low`."""
+    half = step_size(m, low, high) / 2
+    return k - half if k - half >= low else k + half
 
 
 def next_k(k: float, m: int, sign: float, low: int, high: int) -> float:
