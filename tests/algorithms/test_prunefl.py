@@ -106,6 +106,45 @@ def test_a_new_mask_keeps_the_largest_weights_and_respects_the_cap() -> None:
     assert len(regrown) and importance[regrown].min() > importance[~free & ~mask].max()
 
 
+def test_rounding_errors_decide_no_tie() -> None:
+    """Two outputs of a softmax have gradients of equal size, so weights and importances tie in pairs."""
+    draws = torch.Generator().manual_seed(1)
+    spans, half = torch.tensor([[0, 12]]), torch.randn(6, generator=draws, dtype=torch.float64)
+    w, gain = torch.cat([half, -half]), torch.cat([half.square(), half.square()])
+    mask = torch.ones(12, dtype=torch.bool)
+    for _ in range(20):
+        other_w, other_gain = (
+            values * (1 + 1e-15 * torch.randn(12, generator=draws, dtype=torch.float64)) for values in (w, gain)
+        )
+        for share in (0.25, 0.4, 0.6):
+            assert torch.equal(*(pruning.by_magnitude(mask, each, spans, share) for each in (w, other_w)))
+            assert torch.equal(*(pruning.without_smallest(mask, each, spans, share) for each in (w, other_w)))
+            new, other = (
+                pruning.reselected(mask, each, importance, spans, share, 0.3, 0.75)
+                for each, importance in ((w, gain), (other_w, other_gain))
+            )
+            assert torch.equal(new, other)
+
+
+@pytest.mark.parametrize("fixed", [0.05, 0.5, 0.9])
+def test_a_new_mask_has_the_most_gain_per_second_of_all(fixed: float) -> None:
+    spans, ones = torch.tensor([[0, 8]]), torch.ones(10, dtype=torch.bool)
+    for seed in range(10):
+        draws = torch.Generator().manual_seed(seed)
+        w, gain = torch.randn(10, generator=draws).double(), torch.rand(10, generator=draws).double().square()
+        certain = pruning.without_smallest(ones, w, spans, 0.75)
+        open_places = (~certain).nonzero().flatten().tolist()
+
+        def ratio(mask: Tensor, gain: Tensor = gain) -> float:
+            return float(gain[mask].sum()) / (fixed + (1 - fixed) * float(mask.double().mean()))
+
+        subsets = itertools.chain.from_iterable(itertools.combinations(open_places, n) for n in range(7))
+        best = max(ratio(certain.index_fill(0, torch.tensor(each, dtype=torch.int64), True)) for each in subsets)
+        found = pruning.reselected(ones, w, gain, spans, 0.75, fixed, 1.0)
+        assert ratio(found) == pytest.approx(best, rel=1e-12)
+        assert torch.equal(pruning.reselected(ones, w, gain, spans, 0.75, fixed, 0.3), certain)  # no room
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_importance_is_the_mean_of_the_parties_squared_gradients(engine: str) -> None:
     """For F_k(w) = mean (x w - y)^2, the gradient is 2 x' (x w - y) / n_k."""

@@ -82,6 +82,15 @@ def test_the_p_value_of_pure_privacy_is_a_binomial_tail() -> None:
     assert p_value(50, 20, 18, 1.0, 0.0) == pytest.approx(stats.binom.sf(17, 20, math.e / (1 + math.e)))
 
 
+@pytest.mark.parametrize(("correct", "delta"), [(18, 1e-4), (15, 1e-3), (20, 1e-3), (3, 1e-6), (20, 1.0), (0, 0.1)])
+def test_the_p_value_with_a_delta_is_that_of_theorem_5_2(correct: int, delta: float) -> None:
+    chance = math.e / (1 + math.e)
+    density = [math.comb(20, k) * chance**k * (1 - chance) ** (20 - k) for k in range(21)]
+    worst = max((sum(density[correct - i : correct]) / i for i in range(1, correct + 1)), default=0.0)
+    expected = min(sum(density[correct:]) + 2 * 50 * delta * worst, 1.0)
+    assert p_value(50, 20, correct, 1.0, delta) == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_randomised_response_is_not_refuted_and_its_epsilon_is_approached(epsilon: float) -> None:
     draw = np.random.default_rng(1)

@@ -95,6 +95,32 @@ def test_no_gain_is_below_minus_gamma_and_categories_are_divided_in_the_best_way
         assert (found.left + found.right).tolist() == sums.sum(0).tolist()
 
 
+ROW = st.one_of(st.just((0, 0, 0, 0)), st.tuples(st.integers(-9, 9), st.integers(-9, 9), st.integers(0, 3), st.just(1)))
+
+
+@given(st.lists(ROW, min_size=3, max_size=7), st.sampled_from([0.0, 0.3, 2.0]), st.integers(1, 2))
+def test_categories_are_ordered_by_g_over_h_and_l2_of_the_output_with_the_largest_sum(
+    rows: Any, l2: float, outputs: int
+) -> None:
+    rule = replace(RULE, l2=l2, outputs=outputs)
+    sums = np.array([(*row[:outputs], *row[2:]) for row in rows], dtype=float)
+    bins = Bins.of_features([list(range(len(rows) - 1))], [0])
+    (found,) = best_splits(sums.T[None], bins, np.array([0]), rule)
+    ruling = max(range(outputs), key=lambda output: (abs(sums[:, output].sum()), -output))
+    there = [k for k in range(len(rows)) if rows[k][3]]
+    ratios = {k: sums[k, ruling] / (rows[k][2] + l2) if rows[k][2] + l2 > 0 else 0.0 for k in there}
+    order = sorted(there, key=lambda k: (ratios[k], k))
+    whole = sums.sum(0)
+    gains = [float(rule.gains(left, whole - left, whole)) for left in sums[order].cumsum(0)[:-1]]
+    if max(gains, default=0.0) <= 0:
+        assert found is None
+        return
+    assert found is not None and found.gain == max(gains) and found.goes_left is not None
+    first = set(order[: gains.index(max(gains)) + 1])
+    left = set(there) - first if len(rows) - 1 in first else first  # missing values go right
+    assert set(np.flatnonzero(found.goes_left).tolist()) == left
+
+
 def test_sums_over_all_features_have_equal_totals() -> None:
     x, _ = table(0, 50)
     bins = Bins.of_features([[1.0, 2.5], [0.0], [0.5, 1.5], []], [])

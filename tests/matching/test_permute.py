@@ -15,7 +15,7 @@ from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Party, Payload, Reply, Wrapper
 from hansa.core.registry import build, registered
 from hansa.local import SGD, LocalSolver
-from hansa.matching.permute import fit, fit_pair
+from hansa.matching.permute import _overlaps, fit, fit_pair
 from hansa.matching.units import Network, Units, permuted
 from hansa.models import CharLstm, Cnn, LayerChain, TwoNN
 from hansa.testing import check_engines
@@ -55,6 +55,27 @@ def test_a_fit_never_lowers_the_product_and_leaves_an_equal_network_alone(name: 
 
     start = drawn_orders(network, 3)
     assert product(fit_pair(noisy, model, start)) >= product(start)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_overlaps_are_inner_products_of_all_weights_of_a_unit(name: str) -> None:
+    network, model = units(NETS[name])
+    draws = torch.Generator().manual_seed(5)
+    target = [Units(*(t.double() for t in layer)) for layer in model]
+    model = [Units(*(torch.randn(t.shape, generator=draws, dtype=t.dtype) for t in layer)) for layer in target]
+    orders = drawn_orders(network, 1)
+    for layer, order in enumerate(orders):
+        other = torch.randperm(len(order), generator=draws)
+        overlap = _overlaps(model, target, orders, layer)
+        own = permuted(model, [*orders[:layer], other, *orders[layer + 1 :]])
+        mine, theirs = model[layer].recurrent, target[layer].recurrent
+        expected = sum(
+            float((a * b).sum())
+            for a, b in ((own[layer].incoming, target[layer].incoming), (own[layer].bias, target[layer].bias),
+                         (own[layer + 1].incoming, target[layer + 1].incoming),
+                         (mine[other][:, order], theirs), (mine[order][:, other], theirs))
+        )  # fmt: skip
+        assert float(overlap[torch.arange(len(order)), other].sum()) == pytest.approx(expected, rel=1e-9)
 
 
 @dataclass(frozen=True)

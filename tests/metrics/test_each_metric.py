@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -14,7 +15,7 @@ from sklearn import metrics as sk
 from torch import Tensor
 
 from hansa.core import losses
-from hansa.core.errors import ConfigError
+from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build, register, registered
 from hansa.metrics import AUC, F1, R2, Accuracy, FunctionMetric, Metric, Predictions
 from hansa.metrics.scores import GridMetric
@@ -203,6 +204,28 @@ def test_a_model_that_is_always_certain_is_miscalibrated_by_its_errors() -> None
     certain = Predictions.of("cross_entropy", every.output * 1e9, every.target, 2)
     wrong = float((certain.predicted != certain.target).double().mean())
     assert pooled(build("metric", "calibration-error"), certain) == pytest.approx(wrong, abs=1e-12)
+
+
+def test_a_bin_of_confidence_has_its_upper_end_and_not_its_lower_one() -> None:
+    scores = torch.tensor([[0.0, 0.0], [50.0, 0.0], [math.log(0.6 / 0.4), 0.0]], dtype=torch.float64)
+    every = Predictions.of("cross_entropy", scores, torch.tensor([0, 0, 1]), 2)
+    metric = build("metric", "calibration-error", bins=2)
+    number, confidence, right = metric.counts(every).tolist()  # confidences of 1/2, 1 and 0.6
+    assert (number, right) == ([1.0, 2.0], [1.0, 1.0])
+    assert confidence == pytest.approx([0.5, 1.6])
+    assert metric.value(metric.counts(every)) == pytest.approx((0.5 + 0.6) / 3)
+
+
+@pytest.mark.parametrize("place", [(1, 0), (1, 1), (2, 0), (2, 1)])
+def test_a_bin_has_no_more_confidence_or_right_samples_than_samples(place: tuple[int, int]) -> None:
+    metric = build("metric", "calibration-error", bins=2)
+    counts = torch.full((3, 2), 1e6, dtype=torch.float64)
+    assert metric.samples(counts) == 2e6  # as if all were right and sure of it
+    for excess, refused in ((1e-4, False), (1.0, True)):
+        lie = counts.clone()
+        lie[place] += excess
+        with pytest.raises(DataError, match="contradict each other") if refused else nullcontext():
+            metric.samples(lie)
 
 
 def test_a_logit_alone_gives_what_two_scores_give() -> None:

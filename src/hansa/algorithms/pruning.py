@@ -2,7 +2,8 @@
 
 Jiang, Wang, Valls, Ko, Lee, Leung and Tassiulas 2022, "Model Pruning Enables Efficient Federated Learning on Edge
 Devices", section 4. A mask is a vector of flags, true at remaining parameters. `spans` are the ranges of the layers
-that may be pruned; everything else (biases, scales of a normalisation) always remains.
+that may be pruned; everything else (biases, scales of a normalisation) always remains. Values that count as equal for
+`TopK` are taken in the order of their places: otherwise rounding errors would decide, and engines would differ.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from hansa.core.errors import ConfigError
 from hansa.core.params import ParamSpec
+from hansa.transforms.top_k import magnitudes
 
 SLACK = 1e-9  # 0.3 * 10 may be a little less than 3
 
@@ -47,7 +49,7 @@ def by_magnitude(mask: Tensor, w: Tensor, spans: Tensor, density: float) -> Tens
     """Keep the fraction `density` of each layer: the remaining weights that are largest in absolute value."""
     new = mask.clone()
     for start, stop in spans.tolist():
-        size = w[start:stop].abs().masked_fill(~mask[start:stop], -1.0)
+        size = magnitudes(w[start:stop]).masked_fill(~mask[start:stop], -1)
         order = torch.sort(size, descending=True, stable=True).indices
         new[start:stop].index_fill_(0, order[count(density, stop - start) :], False)
     return new
@@ -58,7 +60,7 @@ def without_smallest(mask: Tensor, w: Tensor, spans: Tensor, share: float) -> Te
     new = mask.clone()
     for start, stop in spans.tolist():
         positions = mask[start:stop].nonzero().flatten() + start
-        order = torch.sort(w[positions].abs(), stable=True).indices
+        order = torch.sort(magnitudes(w[positions]), stable=True).indices
         new.index_fill_(0, positions[order[: count(share, len(positions))]], False)
     return new
 
@@ -69,7 +71,9 @@ def worthwhile(gain: Tensor, time: Tensor, base_gain: float, base_time: float) -
     Candidates join in the order of gain / time, while that is more than the ratio of everything that joined before.
     `base_time` is positive. Jiang et al. 2022, Algorithm 1.
     """
-    ratio, order = torch.sort(gain / time, descending=True, stable=True)
+    ratio = gain / time
+    order = torch.sort(magnitudes(ratio), descending=True, stable=True).indices
+    ratio = ratio[order]
     before = (base_gain + _earlier(gain[order])) / (base_time + _earlier(time[order]))
     return order[: int((ratio > before).long().cumprod(0).sum())]
 
