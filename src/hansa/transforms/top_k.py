@@ -28,10 +28,10 @@ NAN = 0x7FF8 << 48  # the bits of a float64 that is not a number
 class TopK(Sparsifier):
     """The `k` numbers of largest absolute value, or the `share` of all; the rest is left out. Alistarh et al. 2018.
 
-    Equal absolute values are taken in the order of their places. Absolute values of float64 that agree in 32 of the 52
-    bits count as equal, so that rounding errors do not decide and all engines choose the same places. The squared error
-    is at most 1 - k/d of the squared norm. Use it with error feedback, or most of each update is lost. The places
-    travel as whole numbers of 4 bytes, or as one bit per number of the vector if that is shorter.
+    Equal absolute values are taken in the order of their places. Absolute values of float64 that agree when rounded to
+    32 of the 52 bits count as equal, so that rounding errors do not decide and all engines choose the same places. The
+    squared error is at most 1 - k/d of the squared norm. Use it with error feedback, or most of each update is lost.
+    The places travel as whole numbers of 4 bytes, or as one bit per number of the vector if that is shorter.
     """
 
     k: int | None = None
