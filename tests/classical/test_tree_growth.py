@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from plain_boosting import Node
 from test_boosting import boosted, divided, read, reference, table
@@ -99,6 +99,10 @@ ROW = st.one_of(st.just((0, 0, 0, 0)), st.tuples(st.integers(-9, 9), st.integers
 
 
 @given(st.lists(ROW, min_size=3, max_size=7), st.sampled_from([0.0, 0.3, 2.0]), st.integers(1, 2))
+@example([(-3, 0, 3, 1), (5, 0, 2, 1), (-8, 0, 0, 1), (-7, 0, 3, 1), (-9, 0, 3, 1)], 0.3, 1)  # where l2 counts
+@example([(-5, 0, 1, 1), (-9, 0, 1, 1), (-6, 0, 0, 1), (0, 0, 2, 1), (-9, 0, 1, 1)], 0.0, 1)  # where H is 0
+@example([(-9, 0, 2, 1), (7, 0, 0, 1), (-8, 0, 0, 1)], 0.0, 1)
+@example([(3, 0, 0, 1), (9, 0, 3, 1), (2, 0, 1, 1), (9, 0, 2, 1), (1, 0, 0, 1)], 0.3, 1)  # where H + l2 is below 1
 def test_categories_are_ordered_by_g_over_h_and_l2_of_the_output_with_the_largest_sum(
     rows: Any, l2: float, outputs: int
 ) -> None:
