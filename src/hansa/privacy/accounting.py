@@ -42,26 +42,23 @@ def epsilon(releases: Sequence[Release], delta: float, accountant: Method = "rdp
     if accountant not in ("rdp", "pld"):
         raise ConfigError(f"accountant must be 'rdp' or 'pld', got {accountant!r}")
     bound = renyi_epsilon(releases, delta, conversion)
-    kinds = _kinds(releases)
-    if (
-        accountant == "rdp"
-        or bound > WIDE
-        or bound == 0
-        or delta < LEAST_DELTA
-        or sum(steps for _, _, steps in kinds) > MOST_STEPS
-    ):
+    if accountant == "rdp" or bound > WIDE or bound == 0 or delta < LEAST_DELTA:
         return bound
-    return min(bound, _by_distribution(kinds, delta))
+    kinds = _kinds(releases)
+    steps = sum(count for _, _, count in kinds)
+    if steps > MOST_STEPS:
+        return bound
+    return min(bound, _by_distribution(kinds, (1 - SAFETY) * delta if steps > 1 else delta))
 
 
 Kind = tuple[float, float, int]  # the sampling rate, the noise and the number of steps
 
 
 def _kinds(releases: Sequence[Release]) -> tuple[Kind, ...]:
-    """The releases by rate and noise; those without sampling are one Gaussian release together."""
+    """The releases, which have noise, by rate and noise; those without sampling are one Gaussian release together."""
     kinds = [(r.rate, min(r.noise, MUCH), r.steps) for r in merged(r for r in releases if r.steps and r.rate > 0)]
-    precision = sum(steps / noise**2 if noise else math.inf for rate, noise, steps in kinds if rate == 1)
-    whole = [(1.0, precision**-0.5, 1)] if 0 < precision < math.inf else []
+    precision = sum(steps / noise**2 for rate, noise, steps in kinds if rate == 1)
+    whole = [(1.0, precision**-0.5, 1)] if precision else []
     return (*(kind for kind in kinds if kind[0] < 1), *whole)
 
 
@@ -71,7 +68,7 @@ def _by_distribution(kinds: tuple[Kind, ...], delta: float) -> float:
     first, *others = (_loss_of_a_step(rate, noise, step).self_compose(steps) for rate, noise, steps in kinds)
     for other in others:
         first = first.compose(other)
-    return float(first.get_epsilon_for_delta((1 - SAFETY) * delta))
+    return float(first.get_epsilon_for_delta(delta))
 
 
 @functools.lru_cache(maxsize=32)
