@@ -560,12 +560,13 @@ def test_an_agent_sends_heartbeats_while_its_worker_hangs_and_then_does_the_next
             "algorithm": {"name": "fedavg", "local": {"name": "sgd", "epochs": 2, "batch": 4}}}  # fmt: skip
     heard, calls = league.queue.heard, list[float]()
     monkeypatch.setattr(league.queue, "heard", lambda *given: calls.append(time.monotonic()) or heard(*given))
-    member = league.members["ann"] = ForkedMember(league, "ann", samples(0), "[limits]\nseconds = 1\n")
+    limits = "[limits]\nseconds = 6\n"  # enough for the first ask, also on a busy machine
+    member = league.members["ann"] = ForkedMember(league, "ann", samples(0), limits)
     ended = league.ended(league.submit(bad, min_parties=1))
     assert ended["status"] == "failed" and REFUSAL in str(ended)
     assert len(calls) > 10
-    limits = dataclasses.replace(member.store.policy.limits, seconds=PATIENCE)
-    member.store.next_policy = dataclasses.replace(member.store.policy, limits=limits)
+    longer = dataclasses.replace(member.store.policy.limits, seconds=PATIENCE)
+    member.store.next_policy = dataclasses.replace(member.store.policy, limits=longer)
     forked = league.submit(good, min_parties=1)
     assert league.ended(forked)["status"] == "finished"
     member.leave()

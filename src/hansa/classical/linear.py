@@ -27,7 +27,7 @@ from hansa.core.registry import register
 
 log = logging.getLogger("hansa")
 CONVERGED = 1e-18  # the decrease of the mean loss that the quadratic model still promises, where a run ends
-ROUNDED = 1e-10  # the same, where a further step does not promise less: sums are rounded, masked ones more so
+ROUNDED = 1e-10  # the same, where a further step does not promise less: sums are rounded
 ABSENT = 1e-5  # in average weights of a sample: a class with less weight has no sample; sums are rounded
 SEPARATED = 0.1  # a last step that still changes a score by this much on average belongs to no finite optimum
 
