@@ -44,6 +44,7 @@ PAYLOAD = {
                      "sizes", "shape", "shapes", "outputs", "server",
                      "people", "batch", "columns", "step", "sums", "widths"), SHAPED),
     **dict.fromkeys(("bins", "trees", "slots", "points", "before", "base"), TREES),
+    "agreed": "where an evaluation cuts its counts; with scores of its own choice a model cuts them anywhere",
     **dict.fromkeys(("classes", "facts", "grid", "loss", "usual", "variance"), PREDICTS),
     **dict.fromkeys(("dim", "size"), LENGTH),
     **dict.fromkeys(("begin", "place", "reports"), SWITCH),

@@ -182,8 +182,10 @@ def standardised(xs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: sum(each[name] for each in found) for name in found[0]}  # type: ignore[misc]
 
     first = sums(torch.zeros(3, dtype=torch.float64))
-    mean = first["sum"] / first["count"]
-    return {"mean": mean, "std": (sums(mean)["square"] / first["count"]).sqrt()}
+    near = first["sum"] / first["count"]
+    about = sums(near)
+    shift = about["sum"] / about["count"]
+    return {"mean": near + shift, "std": (about["square"] / about["count"] - shift**2).sqrt()}
 
 
 def test_a_party_that_drops_and_comes_back_goes_on_with_its_memory(league: League, gate: Gate) -> None:
