@@ -261,7 +261,7 @@ def periods() -> Figure:
     left.set_ylabel("loss above the optimum")
     base = {"run.devices.compute": "exponential", "run.devices.compute.mean": 0.05, "run.cohort": 1.0,
             "task.model.hidden": 64, "partition": "iid", "algorithm.local.lr": 0.1, "algorithm.local.batch": 16,
-            "algorithm.local.steps": 20}  # fmt: skip
+            "algorithm.local.epochs": 1, "algorithm.local.steps": 20}  # fmt: skip
     methods: dict[str, dict[str, Any]] = {
         "FedAvg": {"run.rounds": 40},
         "EASGD": {"algorithm": "easgd", "run.rounds": 40},

@@ -348,7 +348,7 @@ def test_a_given_scale_goes_before_the_exact_one_and_no_replacement_leaves_the_u
         ("label-flip", {"source": 1, "target": 1}, "give two classes"),
         ("label-flip", {"share": 2.0}, "share must be a share of the samples"),
         ("backdoor", {"size": 0}, "size must be at least 1"),
-        ("backdoor", {"replace": False, "scale": 2.0}, "scale multiplies"),
+        ("backdoor", {"replace": False, "scale": 2.0}, "scale = 2.0 has no effect while replace is false"),
         ("backdor", {}, "backdoor"),
     ],
 )

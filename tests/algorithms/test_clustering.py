@@ -391,7 +391,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence() -> None:
         ({"hidden": True, "start": "spread"}, "single party"), ({"hidden": True, "fusion": Median()}, "median"),
         ({"start": "spread", "fusion": Median()}, "passes by 'median'"),
         ({"restarts": 2, "start": "spread"}, "restarts"),
-        ({"starts": ("a",), "restarts": 2}, "leave them out"),
+        ({"starts": ("a",), "restarts": 2}, "restarts = 2 has no effect while starts"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=reason):
             hyp(**fields)

@@ -394,7 +394,7 @@ def test_what_cannot_be_combined_is_refused_in_one_sentence(fields: Any, setting
         ({"private_epochs": -1}, "private_epochs must not be negative, got -1; 0 leaves the training out"),
         ({"public_epochs": -2}, "public_epochs must not be negative"),
         ({"temperature": 0.0, "loss": "kl"}, "temperature must be positive, got 0"),
-        ({"temperature": 2.0}, "temperature softens scores for the loss 'kl', and the loss is 'mae'; leave it out"),
+        ({"temperature": 2.0}, "temperature = 2.0 has no effect while loss is 'mae'"),
         ({"loss": "l1"}, "loss"),
     ],
 )

@@ -334,7 +334,7 @@ def test_rows_and_columns_are_drawn_by_key() -> None:
         ({"max_depth": 0}, "max_depth must lie in 1..64"),
         ({"cuts": "random"}, "cuts must be one of"),
         ({"categorical": (2, 1)}, "categorical lists columns from 0, ascending"),
-        ({"patience": 3}, "needs held_out"),
+        ({"patience": 3}, "patience = 3 has no effect while held_out is 0.0"),
         ({"rows": 0.0}, "rows is a share"),
         ({"growth": "up"}, "'levels' or 'leaves'"),
     ],

@@ -57,7 +57,7 @@ def test_every_part_says_what_it_is_and_cannot_be_changed(kind: str, name: str) 
 
 
 def test_values_that_differ_from_the_defaults_survive_too() -> None:
-    part = hansa.FedAvg(local=SGD(lr=0.5, steps=3, batch=None, drop_last=True), fusion=WeightedMean(uniform=True))
+    part = hansa.FedAvg(local=SGD(lr=0.5, steps=3, batch=7, drop_last=True), fusion=WeightedMean(uniform=True))
     assert from_config("algorithm", json.loads(json.dumps(to_config(part))), where="algorithm") == part
     tree = hansa.ID3(max_depth=7)
     assert from_config("algorithm", to_config(tree), where="algorithm") == tree

@@ -174,7 +174,6 @@ def test_whole_numbers_are_summed_exactly() -> None:
     ("share", "parties", "size"),
     [
         (0.29, 100, 29),
-        (0.0, 100, 1),
         (0.1, 100, 10),
         (1.0, 7, 7),
         (0.5, 3, 1),

@@ -109,8 +109,10 @@ def test_synthetic_parties_have_the_same_labels_only_when_iid() -> None:
     assert distance_to_all(Synthetic(iid=True)) < 0.25 < 0.5 < distance_to_all(Synthetic(1.0, 1.0))
 
 
-def test_synthetic_iid_depends_on_neither_alpha_nor_beta() -> None:
-    assert torch.equal(Synthetic(5.0, 5.0, iid=True).load().y, Synthetic(0.0, 0.0, iid=True).load().y)
+def test_synthetic_iid_takes_neither_alpha_nor_beta() -> None:
+    for name in ("alpha", "beta"):
+        with pytest.raises(ConfigError, match=f"{name} = 5.0 has no effect while iid is true"):
+            Synthetic(iid=True, **{name: 5.0})
 
 
 def test_synthetic_beta_moves_features_and_alpha_no_label() -> None:

@@ -59,7 +59,7 @@ def test_a_party_trains_as_pytorchs_optimiser_does(local: LocalSolver, make: Any
     ("make", "reason"),
     [
         (lambda: SGD(momentum=1.0), "momentum must lie in"),
-        (lambda: SGD(nesterov=True), "nesterov needs momentum"),
+        (lambda: SGD(nesterov=True), "nesterov = true has no effect while momentum is 0.0"),
         (lambda: SGD(weight_decay=-1.0), "weight_decay must not be negative"),
         (lambda: Adam(beta1=1.0), "beta1 must lie in"),
         (lambda: Adam(beta2=-0.1), "beta2 must lie in"),

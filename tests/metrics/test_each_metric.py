@@ -242,7 +242,7 @@ def test_a_logit_alone_gives_what_two_scores_give() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"name": "f1", "groups": [0, 1]}, "name it, as in by"),
+        ({"name": "f1", "groups": [0, 1]}, "groups = .* has no effect while by is not set"),
         ({"name": "f1", "by": "sex", "groups": [0], "edges": [1]}, "leave one of them out"),
         ({"name": "f1", "by": "sex", "edges": [2, 1]}, "edges must rise"),
         ({"name": "f1", "by": "sex", "groups": [1, 1]}, "twice"),

@@ -159,7 +159,10 @@ def test_its_own_work_goes_before_what_it_is_told(tmp_path: Path) -> None:
     assert found.payload(Evaluate("network"), told) is told
     assert found.payload(build("local", "gradient"), told) is told
     assert Policy().payload(SGD(), told) is told
-    assert policy(tmp_path, "own = {epochs = 2, steps = 3}").payload(SGD(), {})["work"] == {"epochs": 2, "steps": 3}
+    told = {"work": {"steps": None, "epochs": 9}}
+    assert policy(tmp_path, "own = {steps = 3}").payload(SGD(), told)["work"] == {"steps": 3}
+    with pytest.raises(ConfigError, match="own: epochs has no effect beside steps"):
+        policy(tmp_path, "own = {epochs = 2, steps = 3}")
 
 
 def test_a_party_is_asked_nothing_but_ops() -> None:

@@ -57,7 +57,7 @@ PAIRS: list[tuple[Any, dict[str, Any], str]] = [
     ({"bits": 8}, {}, "is a field of a secure sum"),
     ({"secure": "masking", "neighbours": 2}, {}, "neighbours"),
     ({"secure": Masking(), "bits": 8}, {}, "set the field on that object"),
-    (None, {"cohort": 0.5, "cohort_size": 2}, "both set how many parties"),
+    (None, {"cohort": 0.5, "cohort_size": 2}, "cohort = 0.5 has no effect while cohort_size is 2"),
     (None, {"force": True}, "give resume=True too"),
 ]
 

@@ -63,7 +63,7 @@ def test_a_party_whose_fine_tuning_diverges_keeps_its_model(engine: str) -> None
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_epochs_are_the_identity_to_the_bit(engine: str) -> None:
     plain = hansa.simulate(METHOD, task(), rounds=2, engine=engine)
-    none = hansa.simulate(METHOD, task(), rounds=2, engine=engine, finetune={"epochs": 0, "lr": 0.5})
+    none = hansa.simulate(METHOD, task(), rounds=2, engine=engine, finetune={"epochs": 0})
     assert all(torch.equal(none.params[name], value) for name, value in plain.params.items())
     assert not none.memories.get(0) and "finetuned" not in none.summary and not none.personal
 

@@ -67,7 +67,8 @@ def test_candidates_are_drawn_by_size(run: Any) -> None:
 
 @pytest.mark.parametrize("variant", ["pow-d", "cpow-d"])
 def test_equal_losses_go_to_the_lower_id(run: Any, variant: str) -> None:
-    seen = run(PowerOfChoice(d=K, variant=variant, batch=100), [6] * K, alike=True, rounds=3, cohort_size=M,
+    batch = {"batch": 100} if variant == "cpow-d" else {}
+    seen = run(PowerOfChoice(d=K, variant=variant, **batch), [6] * K, alike=True, rounds=3, cohort_size=M,
                engine="stacked")  # fmt: skip
     assert seen.cohorts == [(0, 1, 2)] * 3
 

@@ -305,7 +305,7 @@ def test_adaptive_runs_and_what_it_measures_is_not_the_rounds_metric(run: Any) -
      ({"probabilities": (0.5, 0.5)}, "one probability for each of the 5 tiers"),
      ({"tiers": 2, "probabilities": (0.5, 0.6)}, "add up to 1"),
      ({"tiers": 2, "probabilities": (1.5, -0.5)}, "not be negative"),
-     ({"tiers": 2, "probabilities": (0.5, 0.5), "policy": "fast"}, "either probabilities or the policy"),
+     ({"tiers": 2, "probabilities": (0.5, 0.5), "policy": "fast"}, "policy = 'fast' has no effect while probabilities"),
      ({"tiers": 3, "policy": "random"}, "made for 5 tiers")],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -17,9 +17,9 @@ from hansa.transforms import ByLayer, ErrorFeedback, IdentityTransform, Sign, Tr
 EVERY: dict[str, hansa.Algorithm] = {
     **METHODS,
     # The model of the checks has one layer.
-    "fedper": hansa.FedPer(local=LOCAL, layers=0, head=("1.bias",)),
-    "fedrep": hansa.FedRep(local=LOCAL, head_epochs=1, layers=0, head=("1.bias",)),
-    "lg-fedavg": hansa.LGFedAvg(local=LOCAL, layers=0, representation=("1.bias",)),
+    "fedper": hansa.FedPer(local=LOCAL, head=("1.bias",)),
+    "fedrep": hansa.FedRep(local=LOCAL, head_epochs=1, head=("1.bias",)),
+    "lg-fedavg": hansa.LGFedAvg(local=LOCAL, representation=("1.bias",)),
     "legato": hansa.FedAvg(local=LOCAL, fusion="legato"),  # type: ignore[arg-type]
     "prunefl": hansa.PruneFL(local=LOCAL, interval=1),
 }

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Scene, Sight, check_class, check_share, random_rows, row_by_row
+from hansa.core.applies import Applies, If
 from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Payload
 from hansa.core.registry import from_config, register, to_config
@@ -46,16 +47,13 @@ class Backdoor(Adversary):
     scale: float | None = None
     alpha: float = 1.0
     poisons: ClassVar[bool] = True
+    applies: ClassVar[Applies] = {"scale": If("replace", True)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share(self.share)
         if self.size < 1:
             raise ConfigError(f"size must be at least 1 pixel, got {self.size}")
-        if self.scale is not None and not self.replace:
-            raise ConfigError(
-                "scale multiplies the members' updates, but replace = false leaves them unchanged; give one of them"
-            )
         if not 0.0 < self.alpha <= 1.0:
             raise ConfigError(
                 f"alpha is the share of the members' loss beside the distance to the global model; it must be above 0 "

@@ -15,6 +15,7 @@ from torch import Tensor
 from hansa.algorithms.cluster_starts import drawn_starts, read_starts
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
+from hansa.core.applies import Applies, If, Unless
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Number, Sizes, model_of, stated
@@ -62,6 +63,11 @@ class Clustering(FedAvg):
     trial: int = 5
     hidden: bool = False
     clustered: ClassVar[bool] = True
+    applies: ClassVar[Applies] = {
+        "start": Unless("starts"),
+        "restarts": (Unless("starts"), If("start", "random")),
+        "trial": If("restarts"),
+    }
 
     @property
     def ops(self) -> DeclaredOps:
@@ -71,10 +77,6 @@ class Clustering(FedAvg):
         for name, smallest in (("clusters", 1), ("restarts", 1), ("trial", 2)):
             if getattr(self, name) < smallest:
                 raise ConfigError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
-        if self.starts and (self.start != "random" or self.restarts > 1):
-            raise ConfigError("starts gives the first models, so start and restarts have no effect; leave them out")
-        if self.restarts > 1 and self.start != "random":
-            raise ConfigError("restarts draws random models; leave it out, or set start = 'random'")
         if self.start == "spread" and not isinstance(self.fusion, WeightedMean):
             raise ConfigError(
                 f"start = 'spread' makes a model of one party's update, which passes by {self.fusion.name!r}; use "

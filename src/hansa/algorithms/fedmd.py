@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hansa.core import codec, own_model, rng
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
+from hansa.core.applies import Applies, If
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import ANY_MODEL, WORK_ENTRY, Flag, Shaped, Sizes, stated
 from hansa.core.errors import ConfigError, PartyError, RoundAborted
@@ -111,6 +112,7 @@ class DigestAndRevisit(Op):
     max_score: float = 100.0
     paced: ClassVar[bool] = True
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "digest_loss"})
+    applies: ClassVar[Applies] = {"temperature": If("loss", "kl")}
     entries = stated(scores=Shaped(shape=(None, "classes")), work=WORK_ENTRY)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
@@ -119,7 +121,7 @@ class DigestAndRevisit(Op):
 
     def __post_init__(self) -> None:
         check_exchange(self.align, self.max_score)
-        check_distance(self.loss, self.temperature)
+        check_temperature(self.temperature)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if not own_model.known(memory):
@@ -169,6 +171,7 @@ class FedMD(Algorithm):
     trains: ClassVar[bool] = False  # the server has no model
     models: ClassVar[Literal["one", "several"]] = "several"
     uses_public: ClassVar[bool] = True
+    applies: ClassVar[Applies] = {"temperature": If("loss", "kl")}
 
     @property
     def ops(self) -> DeclaredOps:
@@ -184,7 +187,7 @@ class FedMD(Algorithm):
 
     def __post_init__(self) -> None:
         check_exchange(1 if self.align is None else self.align, self.max_score)
-        check_distance(self.loss, self.temperature)
+        check_temperature(self.temperature)
         for name in ("digest_epochs", "digest_batch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -286,12 +289,10 @@ def check_exchange(align: int, max_score: float) -> None:
         raise ConfigError(f"max_score must be positive and less than 1e30, got {max_score}")
 
 
-def check_distance(loss: str, temperature: float) -> None:
-    """Check the distance of scores and its temperature."""
+def check_temperature(temperature: float) -> None:
+    """Check the temperature of scores."""
     if not temperature > 0:
         raise ConfigError(f"temperature must be positive, got {temperature}")
-    if temperature != 1 and loss != "kl":
-        raise ConfigError(f"temperature softens scores for the loss 'kl', and the loss is {loss!r}; leave it out")
 
 
 def public_samples(party: Party) -> PublicSamples:

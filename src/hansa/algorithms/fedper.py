@@ -10,6 +10,7 @@ import torch
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
+from hansa.core.applies import Applies, Unless
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.entries import WHOLE, Shaped, Sizes, model_of, stated
 from hansa.core.errors import ConfigError, PartyError
@@ -80,6 +81,7 @@ class FedPer(PersonalLayers):
 
     layers: int = 1
     head: tuple[str, ...] = ()
+    applies: ClassVar[Applies] = {"layers": Unless("head")}
 
     def __post_init__(self) -> None:
         check_layers(self.layers)

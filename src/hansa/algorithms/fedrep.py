@@ -16,7 +16,7 @@ class FedRep(FedPer):
     """As FedPer, but a party first trains its head with the base fixed, then the base with the head fixed.
 
     Collins et al. 2021, Algorithm 1. The head trains for `head_epochs`, then the base for `local.epochs`. With
-    `local.steps` the base takes that many steps, and the head `head_epochs / local.epochs` times as many.
+    `local.steps` the base takes that many steps, and the head `head_epochs` times as many.
     """
 
     head_epochs: int = 10

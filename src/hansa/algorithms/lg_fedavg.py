@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hansa.algorithms.fedper import PersonalLayers, check_layers
+from hansa.core.applies import Applies, Unless
 from hansa.core.registry import register
 from hansa.local.personal import Personal, Representation
 
@@ -24,6 +25,7 @@ class LGFedAvg(PersonalLayers):
     layers: int = 1
     representation: tuple[str, ...] = ()
     kept: ClassVar[str] = "representation"
+    applies: ClassVar[Applies] = {"layers": Unless("representation")}
 
     def __post_init__(self) -> None:
         check_layers(self.layers)

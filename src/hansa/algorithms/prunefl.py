@@ -10,6 +10,7 @@ import torch
 from hansa.algorithms.fedavg import FedAvg
 from hansa.algorithms.pruning import by_magnitude, prunable, reselected
 from hansa.core.algorithm import Problem, State
+from hansa.core.applies import Applies, Unless
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
@@ -43,6 +44,10 @@ class PruneFL(FedAvg):
     max_density: float = 1.0
     whole: ClassVar[bool] = False
     aligned: ClassVar[bool] = False  # the mask changes
+    applies: ClassVar[Applies] = {
+        "first": Unless("first_rounds", 0),
+        **dict.fromkeys(("removable", "half_life", "max_density"), Unless("interval", 0)),
+    }
 
     @property
     def ops(self) -> DeclaredOps:
@@ -62,10 +67,10 @@ class PruneFL(FedAvg):
             raise ConfigError(f"fixed must lie in (0, 1), got {self.fixed}; it is the time that no pruning saves")
         if not self.half_life > 0:
             raise ConfigError(f"half_life must be positive, got {self.half_life}")
-        if self.first_rounds == 0 and (self.density < 1 or self.first):
+        if self.first_rounds == 0 and self.density < 1:
             raise ConfigError(
-                "first and density describe the pruning in the first rounds, and first_rounds is 0; set density to 1 "
-                "and leave first out, or set first_rounds"
+                "density describes the pruning in the first rounds, and first_rounds is 0; set density to 1, or set "
+                "first_rounds"
             )
 
     @property

@@ -37,8 +37,9 @@ def accuracy(model: TrainedModel, recipe: Recipe) -> float:
 
 def private_solver(recipe: Recipe, local: LocalSolver) -> DPSGD:
     """DP-SGD with the run's rate, batch and epochs, and the noise for epsilon 8 at a party of median size."""
-    lr, batch, epochs = getattr(local, "lr", 0.1), getattr(local, "batch", 32), getattr(local, "epochs", 1)
-    solver = DPSGD(lr=lr, epochs=epochs, batch=batch, steps=getattr(local, "steps", None), clip=1.0, delta=DELTA)
+    epochs, steps, _, _ = local.plan
+    lr, batch = getattr(local, "lr", 0.1), getattr(local, "batch", 32)
+    solver = DPSGD(lr=lr, epochs=epochs, batch=batch, steps=steps, clip=1.0, delta=DELTA)
     sizes = np.diff(recipe.members.offsets)
     size = int(np.median(sizes[sizes > 0]))
     rounds = math.ceil(recipe.settings["rounds"] * _cohort(recipe))

@@ -17,6 +17,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
+from hansa.core.applies import Applies, check_applies, idle
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.functions import REFERENCE, bind, load, load_function, reference_of
 
@@ -33,6 +34,8 @@ _NOUNS = {"local": "local solver", "server": "server optimiser", "select": "sele
           "dp": "kind of differential privacy", "finetune": "fine-tuning",
           "attestation": "attestation verifier", "detector": "detector of drift"}  # fmt: skip
 
+
+NONE = "none"  # how a file or `--set` writes the value None, which TOML lacks; a field of texts is left out instead
 
 # Metadata of a field that is a table of free names: the dataclass of its entries, and words in place of an entry.
 ENTRIES, WORDS = "entries", "words"
@@ -53,6 +56,7 @@ class Part:
 
     kind: ClassVar[str]
     name: ClassVar[str]
+    applies: ClassVar[Applies] = {}  # the fields that have an effect only beside certain values of others
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -73,6 +77,7 @@ class Part:
             checked = convert(value, hint, f"{type(self).__name__}.{name}")
             if checked is not value:
                 object.__setattr__(self, name, checked)
+        check_applies(self)
 
 
 P = TypeVar("P", bound=type[Part])
@@ -291,6 +296,10 @@ def fill(cls: type[Any], values: Mapping[str, Any], where: str, base: Any = None
             raise ConfigError(f"{where}: unknown field {key!r}{nearest(key, hints)}")
         before = fields[key] if key in fields else field_default(cls, key)
         fields[key] = convert(value, hints[key], f"{where}.{key}", before)
+    if base is not None:  # what comes from the base gives way to what is set here
+        for name in idle(cls, fields):
+            if name not in values:
+                fields[name] = field_default(cls, name)
     for f in dataclasses.fields(cls):
         if f.name not in fields and field_default(cls, f.name) is dataclasses.MISSING:
             raise ConfigError(f"{where}: the field {f.name!r} is required ({type_name(hints[f.name])})")
@@ -377,7 +386,7 @@ def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         options = get_args(hint)
-        if value is None and type(None) in options:
+        if (value is None and type(None) in options) or (value == NONE and says_none(options)):
             return None
         parts = [o for o in options if isinstance(o, type) and issubclass(o, Part)]
         if parts and isinstance(value, (str, Mapping, Part)):
@@ -410,6 +419,12 @@ def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
     elif hint is Any or (isinstance(hint, type) and isinstance(value, hint)):
         return value
     raise ConfigError(f"{where}: expected {type_name(hint)}, got {value!r}")
+
+
+def says_none(options: tuple[Any, ...]) -> bool:
+    """Whether the word `NONE` means None for a field of these types, and is not a value of its own."""
+    words = str in options or any(NONE in get_args(option) for option in options if get_origin(option) is Literal)
+    return type(None) in options and not words
 
 
 def _nested(value: Any, hint: type[Part], where: str, default: Any) -> Any:

@@ -7,10 +7,12 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated Optimization in Heter
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
+from hansa.core.applies import Applies, Unless
 from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.data.dataset import Data, Dataset
@@ -37,6 +39,7 @@ class Synthetic(Dataset):
     parties: int = 30
     seed: int = 0
     iid: bool = False
+    applies: ClassVar[Applies] = {"alpha": Unless("iid", True), "beta": Unless("iid", True)}
 
     def __post_init__(self) -> None:
         if self.alpha < 0 or self.beta < 0:

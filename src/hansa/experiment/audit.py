@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hansa.core.algorithm import Algorithm
+from hansa.core.applies import Applies, If, check_applies
 from hansa.core.errors import ConfigError
 from hansa.privacy import Privacy
 
@@ -20,14 +22,12 @@ class AuditTable:
 
     keep_replies: bool = False
     keep_bytes: int = BYTES
+    applies: ClassVar[Applies] = {"keep_bytes": If("keep_replies", True)}
 
     def __post_init__(self) -> None:
+        check_applies(self)
         if self.keep_bytes < 1:
             raise ConfigError(f"keep_bytes must be positive, got {self.keep_bytes}")
-        if self.keep_bytes != BYTES and not self.keep_replies:
-            raise ConfigError(
-                "keep_bytes limits the replies that a job keeps; set keep_replies = true, or leave it out"
-            )
 
     def check(self, algorithm: Algorithm, privacy: Privacy) -> None:
         """Raise a ConfigError if nothing readable would be stored."""

@@ -221,6 +221,7 @@ class Experiment:
         return {**settings, "adversary": self.adversary, "drift": self.drift, "privacy": self.privacy}
 
 
+UNSET = object()  # a change that takes a field out of a file: `--set task.party_test=`
 VALUES = frozenset({"class_weight"})  # fields that are a word or a table, where the word is no name of a part
 
 
@@ -346,7 +347,9 @@ def merge(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     out = dict(tree)
     for name, change in changes.items():
         old = out.get(name)
-        if isinstance(change, Mapping):
+        if change is UNSET:
+            unset(out, name)
+        elif isinstance(change, Mapping):
             old = {"name": old} if isinstance(old, str) and name not in VALUES else old
             renamed = isinstance(old, Mapping) and "name" in change and old.get("name") != change["name"]
             out[name] = merge(old if isinstance(old, Mapping) and not renamed else {}, change)
@@ -357,13 +360,24 @@ def merge(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return out
 
 
+def unset(table: dict[str, Any], name: str) -> None:
+    """Take a field out of a table; a ConfigError if it is not there."""
+    if name not in table:
+        raise ConfigError(f"--set {name}= takes a field out of the file, and the file does not set it"
+                          f"{nearest(name, table)}")  # fmt: skip
+    del table[name]
+
+
 def parse_set(items: list[str]) -> dict[str, Any]:
-    """Parse the `NAME=VALUE` pairs of `--set`; values are TOML, and plain words are texts."""
+    """Parse the `NAME=VALUE` pairs of `--set`; values are TOML, plain words are texts, and `NAME=` unsets a field."""
     out: dict[str, Any] = {}
     for item in items:
         name, equals, text = item.partition("=")
         if not equals or not name:
             raise ConfigError(f"--set takes NAME=VALUE, as in --set algorithm.local.lr=0.05; got {item!r}")
+        if not text.strip():
+            out[name.strip()] = UNSET
+            continue
         try:
             out[name.strip()] = tomllib.loads(f"v = {text}")["v"]
         except tomllib.TOMLDecodeError:

@@ -60,11 +60,11 @@ class LocalWork:
                     f"{where}: {field!r} cannot be set for one party; the local solver {self.solver.name!r} allows: "
                     f"{', '.join(fields) or 'none'}"
                 )
-        solver = fill(type(self.solver), table, where, base=self.solver)
-        if "epochs" in table and vars(solver).get("steps") is not None:
+        if "epochs" in table and {**vars(self.solver), **table}.get("steps") is not None:
             raise ConfigError(
                 f"{where}: steps take precedence over epochs; set one of them, and for epochs leave local.steps out"
             )
+        solver = fill(type(self.solver), table, where, base=self.solver)
         return {field: getattr(solver, field) for field in table}
 
     @property

@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from hansa.core.losses import LOSSES
 from hansa.core.registry import (
     ENTRIES,
+    NONE,
     WORDS,
     Part,
     field_default,
@@ -24,6 +25,7 @@ from hansa.core.registry import (
     noun,
     reads_nameless,
     registered,
+    says_none,
     summary,
     to_config,
 )
@@ -156,10 +158,12 @@ class SchemaBuilder:
         return {"allOf": [head, *schema["allOf"]]} if "allOf" in schema else {**schema, **head}
 
     def value(self, hint: Any, default: Any = None) -> Schema:
-        """The values that a field's type allows. TOML has no null: a field that may be None is left out."""
+        """The values that a field's type allows. TOML has no null: the word "none" stands for it."""
         origin, options = get_origin(hint), [o for o in get_args(hint) if o is not type(None)]
         if origin in (Union, types.UnionType):
             schemas = [self.value(option, default) for option in options]
+            if says_none(get_args(hint)):
+                schemas.append({"const": NONE})
             return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         if origin is Literal:
             return {"enum": options}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from hansa.core.applies import Applies, Unless, check_applies
 from hansa.core.buffer_checks import variances
 from hansa.core.errors import ConfigError, nearest
 from hansa.core.params import ParamSpec
@@ -93,19 +94,17 @@ class Run:
     baselines: tuple[Baseline, ...] = ()
     detect: Detector | None = None
     checkpoint_seconds: float = 5.0
+    applies: ClassVar[Applies] = {"cohort": Unless("cohort_size")}
 
     def __post_init__(self) -> None:
         for name in ("rounds", "eval_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0.0 <= self.cohort <= 1.0:
+        check_applies(self)
+        if not 0.0 < self.cohort <= 1.0:
             raise ConfigError(
-                f"cohort must be a fraction of the parties in 0..1, got {self.cohort}; for a count, set cohort_size"
-            )
-        if self.cohort != 1.0 and self.cohort_size is not None:
-            raise ConfigError(
-                f"cohort = {self.cohort} and cohort_size = {self.cohort_size} both set how many parties a round "
-                "selects; leave one out"
+                f"cohort must be a fraction of the parties above 0 and at most 1, got {self.cohort:g}; for a count, "
+                "set cohort_size"
             )
         for name in (
             "cohort_size",
@@ -134,6 +133,11 @@ class Run:
         object.__setattr__(self, "metrics", measured(self.metrics, self.metric))
         if self.min_delta < 0:
             raise ConfigError(f"min_delta must not be negative, got {self.min_delta}")
+        if self.late != "partial" and self.deadline is None and not self.devices.stragglers:
+            raise ConfigError(
+                f"late = {self.late!r} has no effect without parties that are late; set deadline or devices.stragglers "
+                "too, or leave it out"
+            )
         if self.min_delta and self.patience is None and self.keep == "last":
             raise ConfigError("min_delta applies to patience and keep; set one of them, or leave it out")
 

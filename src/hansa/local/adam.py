@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from hansa.core.applies import Applies, Unless
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
@@ -34,6 +36,7 @@ class Adam(LocalSolver):
     eps: float = 1e-8
     weight_decay: float = 0.0
     entries = LocalSolver.entries
+    applies: ClassVar[Applies] = {"epochs": Unless("steps"), "drop_last": Unless("batch", None)}
 
     def __post_init__(self) -> None:
         check_local(self.lr, self.epochs, self.steps, self.batch)

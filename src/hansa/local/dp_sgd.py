@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from hansa.core.applies import Applies, Unless
 from hansa.core.budget import Budget, Release
 from hansa.core.errors import ConfigError
 from hansa.core.objective import Objective
@@ -77,6 +78,7 @@ class DPSGD(LocalSolver):
     noisy: ClassVar[bool] = True
     measures: ClassVar[frozenset[str] | None] = frozenset({"epsilon"})
     entries = LocalSolver.entries
+    applies: ClassVar[Applies] = {"epochs": Unless("steps")}
 
     def __post_init__(self) -> None:
         check_local(self.lr, self.epochs, self.steps, self.batch)

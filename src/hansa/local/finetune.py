@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from hansa.core.applies import Applies, If, Unless
 from hansa.core.entries import WORK_ENTRY, Entries, FreeForm, Sizes, Text, extended, stated
 from hansa.core.errors import ConfigError, PartyError
 from hansa.core.metric_ranges import Range
@@ -47,6 +48,10 @@ class FineTuning(Part):
     momentum: float = 0.0
     weight_decay: float = 0.0
     drop_last: bool = False
+    applies: ClassVar[Applies] = {
+        **dict.fromkeys(("lr", "batch", "momentum", "weight_decay"), If("epochs")),
+        "drop_last": (If("epochs"), Unless("batch", None)),
+    }
 
     def __post_init__(self) -> None:
         if self.epochs < 0:

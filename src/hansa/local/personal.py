@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from hansa.core.applies import Applies, Unless
 from hansa.core.entries import Entries, extended, model_of
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
@@ -76,6 +77,7 @@ class Personal(Delegating):
     head: tuple[str, ...] = ()
     lower: ClassVar[bool] = False  # whether the personal layers are the first ones
     partner: ClassVar[tuple[str, str] | None] = ("fedper", "which sends the base of the model without its head")
+    applies: ClassVar[Applies] = {"layers": Unless("head")}
 
     @property
     def entries(self) -> Entries | None:  # type: ignore[override]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from hansa.core.applies import Applies, If, Unless
 from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
@@ -36,13 +38,16 @@ class SGD(LocalSolver):
     nesterov: bool = False
     weight_decay: float = 0.0
     entries = LocalSolver.entries
+    applies: ClassVar[Applies] = {
+        "epochs": Unless("steps"),
+        "drop_last": Unless("batch", None),
+        "nesterov": If("momentum"),
+    }
 
     def __post_init__(self) -> None:
         check_local(self.lr, self.epochs, self.steps, self.batch)
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if self.nesterov and not self.momentum:
-            raise ConfigError("nesterov needs momentum; set it above 0, as in momentum = 0.9")
         if not self.weight_decay >= 0:
             raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
 

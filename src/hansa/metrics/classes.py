@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.applies import Applies, Unless
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
 from hansa.metrics.metric import Metric, Takes, checked_counts, ratios
@@ -79,6 +80,7 @@ class AveragedMetric(ClassMetric):
 
     average: Average = "auto"
     positive: int = 1
+    applies: ClassVar[Applies] = {**Metric.applies, "positive": Unless("average", "macro")}
 
     def __post_init__(self) -> None:
         super().__post_init__()

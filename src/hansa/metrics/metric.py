@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.applies import Applies, If
 from hansa.core.errors import ConfigError, DataError
 from hansa.core.metric_ranges import Range
 from hansa.core.registry import Part
@@ -67,6 +68,7 @@ class Metric(Part):
     by: str | int | None = None
     groups: tuple[float, ...] = ()
     edges: tuple[float, ...] = ()
+    applies: ClassVar[Applies] = {"groups": If("by"), "edges": If("by")}
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -77,8 +79,6 @@ class Metric(Part):
     def __post_init__(self) -> None:
         if self.label is not None and not LABEL.fullmatch(self.label):
             raise ConfigError(f"label must be a name of letters, digits and underscores, got {self.label!r}")
-        if self.by is None and (self.groups or self.edges):
-            raise ConfigError("groups and edges divide the samples by a column; name it, as in by = 'sex'")
         if self.by is None:
             return
         if not self.scalar:

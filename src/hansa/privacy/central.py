@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 
 from hansa.core.algorithm import Algorithm, Problem
+from hansa.core.applies import Applies, If
 from hansa.core.budget import check_delta
 from hansa.core.errors import ConfigError
 from hansa.core.norms import max_abs
@@ -153,6 +154,11 @@ class CentralDP(Part):
     noise: Literal["server", "parties"] | None = None
     mechanism: Literal["discrete", "float"] = "discrete"
     accountant: Literal["rdp", "pld"] = "pld"
+    applies: ClassVar[Applies] = {
+        "total_weight": If("weight_cap"),
+        "clip_rate": If("quantile"),
+        "sigma_b": If("quantile"),
+    }
 
     def __post_init__(self) -> None:
         if self.epsilon is None and self.sigma is None:
@@ -171,12 +177,6 @@ class CentralDP(Part):
             raise ConfigError("without a clip there is no length that noise could hide; set clip, or sigma = 0")
         if self.epsilon is not None and self.sigma == 0:
             raise ConfigError("sigma = 0 hides nothing, so no epsilon can be guaranteed; leave out one of them")
-        if self.total_weight is not None and self.weight_cap is None:
-            raise ConfigError("total_weight is the sum of min(n / weight_cap, 1) over all parties; set weight_cap too")
-        if self.quantile is None and self.sigma_b is not None:
-            raise ConfigError("sigma_b is noise on the number of parties that were not clipped; set quantile too")
-        if self.quantile is None and self.clip_rate != CLIP_RATE:
-            raise ConfigError("clip_rate is how fast the clip follows a quantile; set quantile too")
         if self.quantile is not None:
             if not 0 <= self.quantile <= 1:
                 raise ConfigError(f"quantile must lie in 0..1, got {self.quantile}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.applies import Applies, If
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.errors import ConfigError
@@ -45,6 +46,7 @@ class Merit(Selector):
     sees: ClassVar[bool] = True
 
     ops: ClassVar[DeclaredOps] = ()
+    applies: ClassVar[Applies] = {"samples": If("measure", "loss")}
 
     def __post_init__(self) -> None:
         for name in ("floor", "rate"):

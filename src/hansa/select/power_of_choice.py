@@ -11,6 +11,7 @@ import torch
 
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.applies import Applies, If
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, Sizes
 from hansa.core.errors import ConfigError
@@ -74,6 +75,7 @@ class PowerOfChoice(Selector):
     by_size: ClassVar[bool] = True
 
     ops: ClassVar[DeclaredOps] = (OpenOp("loss"), OpenOp("samples"))
+    applies: ClassVar[Applies] = {"batch": If("variant", "cpow-d")}
 
     def __post_init__(self) -> None:
         for name in ("d", "batch", "decay"):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.applies import Applies, If, Unless
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
@@ -73,6 +74,11 @@ class Tiers(Selector):
     timeout: float | None = None
     interval: int = 10
     credits: int | None = None
+    applies: ClassVar[Applies] = {
+        "policy": Unless("probabilities"),
+        "interval": If("policy", "adaptive"),
+        **dict.fromkeys(("tiers", "profile_rounds", "probe_steps", "timeout", "credits"), Unless("policy", "vanilla")),
+    }
 
     @property
     def ops(self) -> DeclaredOps:
@@ -93,8 +99,6 @@ class Tiers(Selector):
             )
         if not self.probabilities:
             return
-        if self.policy != "uniform":
-            raise ConfigError(f"give either probabilities or the policy {self.policy!r}, not both")
         if len(self.probabilities) != self.tiers:
             raise ConfigError(f"give one probability for each of the {self.tiers} tiers, got {len(self.probabilities)}")
         if min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6:

@@ -16,7 +16,7 @@ from hansa.core.errors import ConfigError, nearest
 from hansa.core.functions import REFERENCE, searching
 from hansa.core.registry import from_config, lookup, nest, registered, to_config
 from hansa.experiment.baselines import BASELINES, KEPT, POOLED, baseline
-from hansa.experiment.config import TABLES, VALUES, merge, read_toml
+from hansa.experiment.config import TABLES, UNSET, VALUES, merge, read_toml, unset
 from hansa.experiment.settings import measured
 from hansa.study.cell import Cell
 from hansa.track.tracker import Tracker, trackers
@@ -214,13 +214,17 @@ def lay(tree: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(tree)
     for name, change in over.items():
         old = out.get(name)
+        if change is UNSET:
+            unset(out, name)
+            continue
         if name not in VALUES and isinstance(old, str) and isinstance(change, Mapping):
             old = {"name": old}
         if name not in {"name", *VALUES} and isinstance(old, Mapping) and isinstance(change, str):
             change = {"name": change}
-        if isinstance(old, Mapping) and isinstance(change, Mapping):
+        if isinstance(change, Mapping):
+            old = old if isinstance(old, Mapping) else {}
             renamed = "name" in old and "name" in change and old["name"] != change["name"]
-            out[name] = dict(change) if renamed else lay(old, change)
+            out[name] = lay({} if renamed else old, change)
         else:
             out[name] = change
     return out

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hansa.core import rng
+from hansa.core.applies import Applies, If
 from hansa.core.op import Party, Shape
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
@@ -37,6 +38,7 @@ class RandK(Sparsifier):
     shared: bool = False
     draw: int = 0
     varies: ClassVar[tuple[str, ...]] = ("draw",)
+    applies: ClassVar[Applies] = {**Sparsifier.applies, "draw": If("shared")}
 
     @property
     def adds(self) -> bool:  # type: ignore[override]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from hansa.core.applies import Applies, Unless
 from hansa.core.errors import ConfigError
 from hansa.transforms.transform import Layers, RowTransform, Transform
 
@@ -14,6 +15,7 @@ class Sparsifier(RowTransform):
     sparse: ClassVar[bool] = True
     k: int | None
     share: float
+    applies: ClassVar[Applies] = {"share": Unless("k")}
 
     def __post_init__(self) -> None:
         if self.k is not None and self.k < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from hansa.classical.trees.table import TreeArrays, TreeTable
 from hansa.classical.trees.targets import mean_and_bound
 from hansa.core import rng
 from hansa.core.algorithm import Problem, State
+from hansa.core.applies import Applies, If
 from hansa.core.ask import Reduced
 from hansa.core.budget import Budget
 from hansa.core.class_counts import ClassCounts
@@ -63,6 +64,13 @@ class Boosting(TreeEnsemble):
     sigma: float = 0.0
     epsilon: float | None = None
     delta: float = 1e-5
+    applies: ClassVar[Applies] = {
+        **TreeEnsemble.applies,
+        "leaves": If("growth", "leaves"),
+        "patience": If("held_out"),
+        "epsilon": If("sigma"),
+        "delta": If("sigma"),
+    }
 
     @property
     def ops(self) -> DeclaredOps:
@@ -88,15 +96,13 @@ class Boosting(TreeEnsemble):
             raise ConfigError(f"boosting: leaves must lie in 2..16384, got {self.leaves}")
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"boosting: held_out is a share from 0 to below 1, got {self.held_out}")
-        if self.patience is not None and (self.patience < 1 or not self.held_out):
-            raise ConfigError("boosting: patience is a number of rounds from 1, and needs held_out above 0 (0.1)")
+        if self.patience is not None and self.patience < 1:
+            raise ConfigError(f"boosting: patience is a number of rounds from 1, got {self.patience}")
         self._check_privacy()
 
     def _check_privacy(self) -> None:
         Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
         if not self.sigma:
-            if self.epsilon is not None:
-                raise ConfigError("boosting: epsilon needs noise; set sigma, such as 2.0")
             return
         if not SIGMAS[0] <= self.sigma <= SIGMAS[1]:
             raise ConfigError(f"boosting: sigma must be 0 or lie in {SIGMAS[0]:g} to {SIGMAS[1]:g}, got {self.sigma}")

@@ -17,6 +17,7 @@ from hansa.classical.trees.growth import Slots
 from hansa.classical.trees.histograms import TreeOp
 from hansa.classical.trees.table import MOST_DEPTH, TREES, TreeArrays
 from hansa.core.algorithm import Algorithm, Problem
+from hansa.core.applies import Applies, If
 from hansa.core.ask import Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Number, Shaped, Sizes, Text, optional, stated
@@ -56,6 +57,7 @@ class TreeEnsemble(Algorithm):
     span: tuple[float, ...] = ()
     trains: ClassVar[bool] = False
     takes_missing: ClassVar[bool] = True
+    applies: ClassVar[Applies] = {"error": If("cuts", "sketch", "pax")}
 
     @property
     def ops(self) -> DeclaredOps:

@@ -324,6 +324,8 @@ class Policy:
             torch.device(self.device)
         except RuntimeError:
             raise ConfigError(f"device: unknown device {self.device!r}; use 'cpu', 'cuda' or 'cuda:N'") from None
+        if {"epochs", "steps"} <= set(self.own):
+            raise ConfigError("own: epochs has no effect beside steps; leave one of them out")
         for name, value in self.own.items():
             if name not in WORK:
                 raise ConfigError(f"own: unknown field {name!r}; a party may set {', '.join(WORK)}")
@@ -576,9 +578,12 @@ class Policy:
         own = {name: value for name, value in self.own.items() if solver.has(name)}
         if not own:
             return payload
-        if "epochs" in own and "steps" not in own and solver.has("steps"):
-            own["steps"] = None  # steps would override epochs
-        return {**payload, "work": {**payload.get("work", {}), **own}}
+        work = dict(payload.get("work", {}))
+        if "epochs" in own and solver.has("steps"):
+            own["steps"] = None  # the owner counts in epochs, whatever the aggregator counts in
+        if own.get("steps") is not None:
+            work.pop("epochs", None)
+        return {**payload, "work": {**work, **own}}
 
 
 def unsealed(op: Op) -> str | None:
