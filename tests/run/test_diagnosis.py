@@ -13,7 +13,7 @@ import pytest
 
 import hansa
 from digits import digits
-from hansa.report.diagnosis import rejected_rounds, without_effect
+from hansa.report.diagnosis import diverged, problem, rejected_rounds, without_effect
 
 EXPERIMENT = digits(3, "2nn", algorithm={"local": {"lr": 1e30, "batch": 50}}, rounds=2)
 SENTENCE = "no round changed the model: updates are not finite in 2 of 2 rounds: lower algorithm.local.lr"
@@ -42,6 +42,55 @@ def test_a_comparison_lists_a_run_that_never_changed_the_model_as_failed(tmp_pat
         dataset="digits", model="2nn", parties=3, seeds=1, rounds=2, jobs=1, folder=tmp_path / "study",
     )  # fmt: skip
     assert [(outcome.cell.algorithm, outcome.failed) for outcome in results.failed] == [("wild", SENTENCE)]
+
+
+@pytest.fixture(scope="module")
+def wild() -> Any:
+    experiment = hansa.experiment.config.parse({
+        "task": {"dataset": "digits", "model": "logistic"}, "partition": {"name": "iid", "parties": 3},
+        "algorithm": {"name": "fedavg", "local": {"lr": 1e20}}, "run": {"rounds": 2},
+    })  # fmt: skip
+    return hansa.simulate(experiment.algorithm, experiment.build_task(), rounds=2)
+
+
+def test_a_run_that_diverged_says_so_with_the_likely_reason(wild: Any) -> None:
+    assert wild.history[-1]["loss"] is None or wild.history[-1]["loss"] > 1e4
+    assert str(wild.summary["problem"]).startswith("diverged: the loss is ")
+    assert str(wild.summary["problem"]).endswith("is a learning rate that is too high: lower algorithm.local.lr")
+
+
+def test_a_comparison_counts_a_run_that_diverged_as_failed(tmp_path: Path) -> None:
+    results = hansa.compare(
+        [{"name": "fedavg", "label": "wild", "local": {"lr": 1e20}}, {"name": "fedavg", "label": "tame"}],
+        dataset="digits", model="logistic", parties=3, seeds=1, rounds=2, jobs=1, folder=tmp_path / "study",
+    )  # fmt: skip
+    assert [outcome.cell.algorithm for outcome in results.failed] == ["wild"]
+    assert str(results.failed[0].failed).startswith("diverged: ")
+    setting = results.settings[0]
+    assert results.order(setting) == ["tame"] == results.leaders(setting)
+    assert list(results.ranks().ranks) == ["tame", "wild"]
+
+
+def losses(*values: float | None, **more: float) -> list[dict[str, Any]]:
+    return [{"round": number, "loss": value, **more} for number, value in enumerate(values, 1)]
+
+
+def test_a_loss_has_diverged_if_it_rose_a_thousandfold_or_is_not_finite() -> None:
+    cause = "the likely reason is a learning rate that is too high: lower algorithm.local.lr"
+    assert diverged(losses(2.0, 5.0, 2000.0)) == f"diverged: the loss is 2000 in round 3, and 2 in round 1; {cause}"
+    assert diverged(losses(2.0, None)) == f"diverged: the loss is not finite in round 2; {cause}"
+    assert diverged(losses(2.0, 1999.0)) is None and diverged(losses(2.0, 1e9, 3.0)) is None
+    assert diverged(losses(0.0, 1e9)) is None and diverged([]) is None and diverged([{"round": 1}]) is None
+    by_party = [{"round": n, "party_loss_mean": v, "train_loss": 1.0} for n, v in ((1, 1.0), (2, 1e4))]
+    assert str(diverged(by_party)).startswith("diverged: the mean loss of the parties is 1e+04 in round 2")
+    assert problem(by_party) == diverged(by_party)
+
+
+def test_a_loss_of_classes_is_compared_with_that_of_a_random_guess() -> None:
+    assert str(diverged(losses(4e19, accuracy=0.1))).startswith("diverged: the loss is 4e+19 in round 1;")
+    assert diverged(losses(1e-3, 5.0, accuracy=0.9)) is None  # a model that was nearly perfect, and learns other data
+    assert diverged(losses(1e-3, 1000.0, accuracy=0.9)) is not None
+    assert diverged(losses(4e19)) is None  # numbers: nothing says what a loss may be
 
 
 def test_a_simulation_in_python_warns_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -261,7 +261,7 @@ def test_the_findings_name_the_best_and_who_missed_the_target() -> None:
 
 def test_runs_that_diverged_are_told() -> None:
     results = made_up(lost=lambda cell: "lost" if cell.algorithm == "scaffold" else None)
-    assert "not finite at the end): scaffold in 6 of 6" in told(results)
+    assert "rose a thousandfold): scaffold in 6 of 6" in told(results)
     sheet = of(results, Sheet, "Results")
     ends = dict(zip(column(sheet, "algorithm"), column(sheet, "final loss"), strict=True))
     assert ends["scaffold"].text == "no number" and math.isnan(ends["scaffold"].order)

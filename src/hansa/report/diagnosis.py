@@ -1,7 +1,8 @@
-"""Explains in one sentence why rounds changed nothing, and what to do."""
+"""Explains in one sentence why rounds changed nothing or a run diverged, and what to do."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,39 @@ KNOWN = {
     "the norm of its update": ("updates are longer than run.max_norm allows", f"{LOWER}, or raise run.max_norm"),
     "its metrics are not finite": ("the training loss is not finite", LOWER),
 }
+LOSSES = ("loss", "party_loss_mean", "train_loss")  # the losses of a metrics line; the first measured one counts
+RISE = 1000.0  # a loss that grew by this factor has diverged
+GUESS = (1.0, 10.0)  # for classes, the first loss counts as one between these: a random guess has log(classes)
+
+
+def problem(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """What went wrong in a run, in one sentence; None if nothing did."""
+    unfinished: str | None = history[-1].get("unfinished") if history else None
+    return without_effect(history) or diverged(history) or rejected_rounds(history) or unfinished
+
+
+def diverged(history: Sequence[Mapping[str, Any]]) -> str | None:
+    """How the loss of a run diverged, and the likely reason; None if it did not.
+
+    A loss has diverged if it is not finite at the end, or `RISE` times the first one. For classes the first one is
+    limited to what a random guess has, because a run may diverge in its first round.
+    """
+    name = next((name for name in LOSSES if any(name in line for line in history)), None)
+    if name is None:
+        return None
+    what = {"loss": "the loss", "train_loss": "the training loss"}.get(name, "the mean loss of the parties")
+    measured = [(line["round"], line[name]) for line in history if name in line]
+    (began, first), (ended, last) = measured[0], measured[-1]
+    advice = f"the likely reason is a learning rate that is too high: {LOWER}"
+    if last is None or not math.isfinite(last):
+        return f"diverged: {what} is not finite in round {ended}; {advice}"
+    usual = first
+    if any("accuracy" in line or "party_accuracy_mean" in line for line in history):
+        usual = GUESS[1] if first is None else min(max(first, GUESS[0]), GUESS[1])
+    if usual is None or not 0 < usual <= last / RISE:
+        return None
+    before = f", and {first:.4g} in round {began}" if first is not None and began < ended else ""
+    return f"diverged: {what} is {last:.4g} in round {ended}{before}; {advice}"
 
 
 def rejected_rounds(history: Sequence[Mapping[str, Any]]) -> str | None:

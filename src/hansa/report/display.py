@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hansa.core.errors import ConfigError
-from hansa.report.diagnosis import rejected_rounds, without_effect
+from hansa.report.diagnosis import problem
 from hansa.report.party_metrics import FIRST
 
 if TYPE_CHECKING:
@@ -181,14 +181,14 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     numbers = {k: v for k, v in last.items() if isinstance(v, float) and k not in ("seconds", "simulated_seconds")}
     numbers |= {name: line[name] for line in history for name in LATEST if line.get(name) is not None}
     end: Mapping[str, Any] = history[-1] if history else {}
-    problem = without_effect(history) or rejected_rounds(history) or end.get("unfinished")
+    wrong = problem(history)
     up, down = (sum(line[name] for line in history) for name in ("bytes_up", "bytes_down"))
     return {
         **numbers, "rounds": end.get("round", 0), "accuracy": last.get("accuracy"), "loss": last.get("loss"),
         "bytes_up": up, "bytes_down": down,
         "seconds": round(end.get("seconds", 0.0), 3), "simulated_seconds": end.get("simulated_seconds"),
         "empty_rounds": sum("empty" in line for line in history), **_exclusion(history),
-    } | ({} if problem is None else {"problem": problem})  # fmt: skip
+    } | ({} if wrong is None else {"problem": wrong})  # fmt: skip
 
 
 def _exclusion(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:

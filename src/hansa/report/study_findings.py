@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hansa.metrics.measures import measure_of, number, reaches_beyond
 from hansa.metrics.statistics import Estimate
+from hansa.report.diagnosis import diverged
 from hansa.report.plots import shortened, shown
 from hansa.report.study_display import StudyDisplay
 from hansa.report.study_plots import Look, is_percent, look, title
@@ -145,15 +146,14 @@ def _against(results: StudyDisplay, names: Names, setting: str) -> str:
 
 
 def _lost(results: StudyDisplay, names: Names) -> list[str]:
-    """Algorithms whose loss is not finite at the end."""
-    diverged = []
+    """Algorithms with runs that diverged."""
+    lost = []
     for name in results.algorithms:
-        ended = [outcome for setting in results.settings for outcome in results.runs(name, setting)]
-        ends = [[line for line in outcome.history if "loss" in line][-1:] for outcome in ended]
-        lost = sum(bool(end) and end[0]["loss"] is None for end in ends)
-        if lost:
-            diverged.append(f"{names.algorithms[name]} in {lost} of {len(ended)}")
-    return [f"Runs that diverged (the loss is not finite at the end): {listed(diverged)}."] if diverged else []
+        runs = [outcome for outcome in results.outcomes if outcome.cell.algorithm == name]
+        count = sum(diverged(outcome.history) is not None for outcome in runs)
+        if count:
+            lost.append(f"{names.algorithms[name]} in {count} of {len(runs)}")
+    return [f"Runs that diverged (a loss that is not finite, or rose a thousandfold): {listed(lost)}."] if lost else []
 
 
 def _estimate(estimate: Estimate | None, metric: str) -> str:

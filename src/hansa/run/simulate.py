@@ -29,7 +29,7 @@ from hansa.experiment.sources import code_of
 from hansa.local.solver import LocalSolver
 from hansa.privacy import Privacy, spent
 from hansa.privacy import privacy as privacy_of
-from hansa.report.diagnosis import rejected_rounds, without_effect
+from hansa.report.diagnosis import problem
 from hansa.report.progress import Watch
 from hansa.run.callbacks import Callback, checked, reason_to_stop
 from hansa.run.loop import Training
@@ -126,9 +126,9 @@ def _train(training: Training, runtime: Simulation, recorder: Recorder, record: 
         training.on_round = training.called = None
     result = Result(training, state, record, recorder.path)
     result.baselines = {name: _baseline(name, training) for name in training.run.baselines}
-    problem = without_effect(result.history) or rejected_rounds(result.history)
-    if problem is not None:
-        log.warning(problem)
+    wrong = problem(result.history)
+    if wrong is not None:
+        log.warning(wrong)
     for callback in callbacks:
         callback.end(result)
     recorder.finish(result)

@@ -17,7 +17,7 @@ from hansa.metrics import statistics
 from hansa.metrics.measures import MEASURES, OVER_PARTIES, TO_TARGET, measure_of, over_parties, reaches_beyond
 from hansa.metrics.names import higher_is_better
 from hansa.metrics.statistics import Difference, Estimate, Ranking
-from hansa.report.diagnosis import without_effect
+from hansa.report.diagnosis import diverged, without_effect
 from hansa.report.study_display import Axis, StudyDisplay
 from hansa.study.cell import Cell
 from hansa.study.spec import Study
@@ -204,12 +204,18 @@ class Results(StudyDisplay):
         worst = -math.inf if higher else math.inf
         blocks = []
         for setting in self.settings:
-            by_name = [self.values(f"final_{self.metric}", name, setting) for name in self.contenders]
+            by_name = [self.values(f"final_{self.metric}", name, setting) | self._diverged(name, setting)
+                       for name in self.contenders]  # fmt: skip
             for seed in self.study.seeds:
                 if all(seed in values for values in by_name):
                     row = [values[seed] for values in by_name]
                     blocks.append([worst if value is None else value for value in row])
         return statistics.ranking(self.contenders, blocks, higher)
+
+    def _diverged(self, algorithm: str, setting: str) -> dict[int, float | None]:
+        """None by seed, for an algorithm's runs in a setting that failed because they diverged."""
+        return {outcome.cell.seed: None for outcome in self.failed if outcome.cell.algorithm == algorithm
+                and outcome.cell.setting == setting and diverged(outcome.history) is not None}  # fmt: skip
 
     def curve(
         self, algorithm: str, setting: str, metric: str, against: Axis = "rounds"
@@ -332,7 +338,7 @@ def outcome_of(cell: Cell, run_dir: Path | None, failed: str | None = None) -> O
         return Outcome(cell, [], {}, missing, run_dir)
     summary = read_json(run_dir / SUMMARY) if (run_dir / SUMMARY).exists() else {}
     history = RunFolder(run_dir).history()
-    return Outcome(cell, history, summary, failed or without_effect(history), run_dir)
+    return Outcome(cell, history, summary, failed or without_effect(history) or diverged(history), run_dir)
 
 
 def _points(history: Sequence[dict[str, Any]], metric: str, against: Axis) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from hansa.artifacts.run_folder import RunFolder
 from hansa.metrics.names import higher_is_better
-from hansa.report.diagnosis import without_effect
+from hansa.report.diagnosis import diverged, without_effect
 from hansa.study.cell import Cell, key_of
 from hansa.study.pool import CellRun
 from hansa.study.results import Trial
@@ -105,7 +105,7 @@ def _score(study: Study, jobs: Sequence[CellRun], failed: dict[Path, str]) -> tu
     for job in jobs:
         history = [] if job.run_dir in failed else RunFolder(job.run_dir).history()
         lines = [line for line in history if line["round"] <= job.rounds and "loss" in line]
-        lines = [] if without_effect(history) else lines
+        lines = [] if without_effect(history) or diverged(history) else lines
         plain = study.metric or ("accuracy" if any("accuracy" in line for line in lines) else "loss")
         own = f"party_{plain}_mean"
         metric = own if any(own in line for line in lines) else plain

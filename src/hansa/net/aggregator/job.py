@@ -132,6 +132,8 @@ class Job:
         summary["serving"] = result.described()  # all that a pulled model needs to predict
         self.runner.end(self.id, "finished", str(self.training.progress.stopped), digest, summary)
         self._tracking.finish(result)
+        if "problem" in summary:
+            log.warning("%s", summary["problem"], extra={"job": self.id})
 
     def _record(self) -> dict[str, Any]:
         """The job as trackers are told of it."""
