@@ -288,6 +288,10 @@ def test_files_with_ids_make_parties_with_different_columns(tmp_path: Path) -> N
         DataError, match=r"no file of task.parties has labels: none has the column 'churn' \(task.target\)"
     ):
         files(tmp_path, target="churn").build_task()
+    tree = {**files(tmp_path).tree["task"]}
+    del tree["target"]
+    with pytest.raises(DataError, match=r"has labels: set task.target to the column that has them, one of .*default"):
+        parse({"task": tree, "algorithm": "test-columns-evaluated"}, str(tmp_path)).build_task()
 
 
 def test_vertical_data_have_a_picture_of_sizes_alone() -> None:

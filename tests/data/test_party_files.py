@@ -43,6 +43,13 @@ def test_the_target_column_can_be_named(tmp_path: Path) -> None:
         ("a,a,b\n1,2,3\n", "two columns are called 'a'"),
         ("a,b\n1,2,3\n", "line 2: 3 values where the header names 2 columns"),
         ("a,b\n1,\n", "line 2: the target 'b' is missing"),
+        ("a,b\n1,2\n\n\n3,four\n", "line 5: the target 'b' is 'four'"),
+        ('a,"b\nc"\n"1\n",2\n\nx,4\n', "line 6: a should be a number"),
+        ('a,b\n1,2\n"x\n\ny",4\n', "line 3: a should be a number"),
+        (
+            "a,b\n1,2\n\n1e39,4\n",
+            "line 4: 'a' is infinite or too large for float32: 1e39, and numbers up to 3.4e.38 fit",
+        ),
         ("a,b\n", "no rows below its header"),
         ("", "header"),
         ("a\n1\n", "header"),

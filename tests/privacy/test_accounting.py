@@ -256,6 +256,8 @@ def test_a_charge_over_the_budget_is_declined_with_the_reason() -> None:
     spent = epsilon(before, DELTA)
     assert charge(before, Release(0.1, 1.0, 1), Budget(math.inf, DELTA), epsilon) > spent
     with pytest.raises(
-        PartyError, match=r"its privacy budget is spent: epsilon .* of 2 at delta 1e-05, and this round"
+        PartyError,
+        match=r"its privacy budget is spent: epsilon .* of 2 at delta 1e-05, and this round costs .*; `hansa privacy "
+        r"calibrate --epsilon 2` prints the sigma",
     ):
         charge(before, Release(0.1, 1.0, 50), budget, epsilon)

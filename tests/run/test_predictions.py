@@ -309,3 +309,14 @@ def test_without_pyarrow_a_parquet_file_is_refused(
     for samples, out in ((source, "out.parquet"), (tmp_path / "x.parquet", "out.csv")):
         with pytest.raises(ConfigError, match="need the package pyarrow"):
             hansa.load(scaled[1]).predict_file(samples, tmp_path / out)
+
+
+def test_a_party_is_named_by_its_name_or_its_number() -> None:
+    samples = [(torch.randn(6, 2), torch.tensor([0, 1] * 3)) for _ in range(2)]
+    task = hansa.Task(lambda: torch.nn.Linear(2, 2), "cross_entropy", samples, names=["ann", "bob"])
+    done, x = hansa.simulate(hansa.FedPer(), task, rounds=1), samples[0][0]
+    assert torch.equal(done.predict(x, "bob"), done.predict(x, 1)) and done.described()["names"] == ["ann", "bob"]
+    assert torch.equal(done.predict(x, "0"), done.predict(x, 0))
+    assert torch.equal(next(done.model("bob").parameters()), next(done.model(1).parameters()))
+    with pytest.raises(ConfigError, match="there is no party 'bop'; did you mean 'bob'"):
+        done.predict(x, "bop")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hansa.artifacts.run_folder import MODEL, PERSONAL, SERVING, beside, read_json
 from hansa.core import codec
 from hansa.core.ask import op_of
-from hansa.core.errors import ConfigError, DataError, PartyError
+from hansa.core.errors import ConfigError, DataError, PartyError, nearest
 from hansa.core.fitting import cast
 from hansa.core.functions import double, searching
 from hansa.core.gateway import Purpose, SampleGateway
@@ -51,12 +51,14 @@ def describe(task: Task, objective: Objective, holdings: Known, seed: int) -> di
     features = holdings.test[0].dtype if holdings.test is not None else _features(holdings, kind)
     several = {} if models is None else {"models": {name: named(make) for name, make in (task.models or {}).items()},
                                          "turn": list(models.turn)}  # fmt: skip
+    # A deployed job does not tell its members to those who get the model.
+    simulated = {} if getattr(holdings, "train", None) is None or task.names is None else {"names": list(task.names)}
     return {
         "model": named(task.model), "dtype": str(kind.dtype).removeprefix("torch."), "seed": seed,
         "loss": objective.loss if isinstance(objective.loss, str) else None, "bf16": objective.bf16,
         "shape": list(holdings.shape), "features": str(features).removeprefix("torch."),
         "classes": holdings.classes, "parties": len(holdings), "example": example,
-        **several, **column_names(task.header, holdings.shape),
+        **several, **simulated, **column_names(task.header, holdings.shape),
     }  # fmt: skip
 
 
@@ -131,7 +133,7 @@ class SavedModel:
             return False
         return bool(self.memories) or self.predictor.common(self.payload) is None
 
-    def predict(self, x: Any, party: int | None = None) -> Tensor:
+    def predict(self, x: Any, party: int | str | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples; `party` says whose model, if each party has its own.
 
         A model of a table takes a frame (pandas, polars), columns by name, or a list of rows by column name.
@@ -151,7 +153,7 @@ class SavedModel:
         payload = self.predictor.fitted(self.objective, self.payload, samples, targets)
         return dataclasses.replace(self, predictor=NetworkPredictor(), payload=payload, memories={})
 
-    def check_party(self, party: int | None) -> None:
+    def check_party(self, party: int | str | None) -> None:
         """Raise a ConfigError if a party is named, and the parties have no models of their own."""
         if party is not None and (self.exported or not self.predictor.personal):
             whose = "one party, which exported it" if self.exported else "all parties"
@@ -165,11 +167,24 @@ class SavedModel:
             return op.prepared(x, learned, objective.device, dtype)
         return cast(x, objective.device, dtype)
 
-    def objective_of(self, party: int | None) -> Objective:
+    def objective_of(self, party: int | str | None) -> Objective:
         """The objective of the model, or of a party's model where the parties have several architectures."""
-        return self.objective if self.models is None or party is None else self.models.of(party)
+        number = self.number_of(party)
+        return self.objective if self.models is None or number is None else self.models.of(number)
 
-    def model(self, party: int | None = None) -> nn.Module:
+    def number_of(self, party: int | str | None) -> int | None:
+        """The number of a party that is given by its name or number."""
+        if not isinstance(party, str):
+            return party
+        names = self.about.get("names", [])
+        if party in names:
+            return int(names.index(party))
+        if not party.isdecimal():
+            hint = nearest(party, names) if names else ": the model does not have their names; give a number"
+            raise ConfigError(f"there is no party {party!r}{hint}")
+        return int(party)
+
+    def model(self, party: int | str | None = None) -> nn.Module:
         """The trained module, in evaluation mode; `party` as for `predict`."""
         payload = self.payload_of(party) if self.objective.module is not None or self.models is not None else {}
         objective = self.objective_of(party)
@@ -178,10 +193,11 @@ class SavedModel:
         module = copy.deepcopy(objective.module).cpu()
         return objective.spec.load(module, Params(**payload["model"])).eval()
 
-    def payload_of(self, party: int | None) -> Payload:
+    def payload_of(self, party: int | str | None) -> Payload:
         """The payload of the predictor; that of `party`, if each party has its own model."""
         if self.exported:
             return self.payload
+        party = self.number_of(party)
         common = self.predictor.common(self.payload)
         if common is not None and (party is None or not self.predictor.personal):
             return common

@@ -31,7 +31,7 @@ CLOSE = 1e-5  # the largest difference to the model's outputs, relative to the l
 class Prepared(nn.Module):
     """Samples as the parties have them -> outputs: the preparation, then the network or the predictor."""
 
-    def __init__(self, model: SavedModel, party: int | None) -> None:
+    def __init__(self, model: SavedModel, party: int | str | None) -> None:
         super().__init__()
         self.saved = model
         self.objective, self.payload = model.objective_of(party), model.payload_of(party)
@@ -46,7 +46,7 @@ class Prepared(nn.Module):
         return out
 
 
-def export(model: SavedModel, out: str | Path, party: int | None = None) -> Path:
+def export(model: SavedModel, out: str | Path, party: int | str | None = None) -> Path:
     """Write a model as a file for `torch.export.load`; a ConfigError says why a model cannot be exported.
 
     `party` says whose model, if each party has its own. Before the file is written, the exported program is compared

@@ -12,7 +12,7 @@ from hansa.cli.app import Json, app
 from hansa.core.errors import ConfigError
 
 Whose = Annotated[
-    int | None, typer.Option("--party", min=0, help="Number of the party, if each party has its own model.")
+    str | None, typer.Option("--party", help="Name or number of the party, if each party has its own model.")
 ]
 
 

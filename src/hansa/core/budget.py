@@ -94,7 +94,8 @@ def charge(before: Sequence[Release], coming: Release, budget: Budget, accountan
         spent = accountant(merged(before), budget.delta)
         raise PartyError(
             f"{BUDGET_SPENT}: epsilon {lost + spent:.4g} of {budget.epsilon:.4g} at delta {budget.delta:.4g}, and this "
-            f"round costs {after - spent:.2g}"
+            f"round costs {after - spent:.2g}; `hansa privacy calibrate --epsilon {budget.epsilon:g}` prints the sigma "
+            "that all rounds require"
         )
     return after
 

@@ -20,6 +20,7 @@ from hansa.data.dataset import text_lines
 
 SHOWN = 5  # names of columns in a message, at most
 NAMES_OF_FILES = (".csv", ".csv.gz", ".npz")  # how the names of parties' files end
+LARGEST = float(np.finfo(np.float32).max)  # of a number in a party's file, in absolute terms
 Header = tuple[str, ...]  # the name of the target's column, then of the feature columns; () without names
 
 
@@ -102,10 +103,12 @@ def csv_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
     try:
         header = [name.strip() for name in next(lines, [])]
         yield f"{path}, line 1", header
+        read = lines.line_num
         for cells in lines:
+            first, read = read + 1, lines.line_num  # a row with line breaks in quotes has several lines
             if not cells:
                 continue
-            where = f"{path}, line {lines.line_num}"
+            where = f"{path}, line {first}"
             if len(cells) != len(header):
                 raise DataError(f"{where}: {len(cells)} values where the header names {len(header)} columns")
             yield where, cells
@@ -178,7 +181,13 @@ def _number(cell: str, column: str, where: str, is_target: bool) -> float:
             f"{where}: {column} should be a number, or empty where it is missing, and is {cell!r}; for texts and dates "
             "set task.prepare = 'table'"
         )
-    return float(cell)
+    value = float(cell)
+    if abs(value) > LARGEST:
+        raise DataError(
+            f"{where}: {column!r} is infinite or too large for float32: {cell}, and numbers up to {LARGEST:.2g} fit; "
+            "correct it, or leave it empty"
+        )
+    return value
 
 
 def targets_of(values: np.ndarray) -> Tensor:

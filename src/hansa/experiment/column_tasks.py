@@ -17,6 +17,7 @@ from hansa.core.task import Pair, Task
 from hansa.data.column_files import names_column, read_column_file
 from hansa.data.column_split import Columns
 from hansa.data.dataset import Data
+from hansa.data.party_files import SHOWN
 from hansa.experiment.tasks import file_names, load_data, loss_and_classes
 
 if TYPE_CHECKING:
@@ -48,19 +49,30 @@ def _column_files(experiment: Experiment) -> Task:
     """The task of an experiment with one file per party, each with ids."""
     table = experiment.task
     assert table.ids is not None
-    rows = []
+    rows, names = [], dict[str, None]()
     for name in table.parties:
         path = Path(experiment.folder) / name
         target = table.target if table.target is not None and names_column(path, table.target) else None
-        rows.append(read_column_file(path, table.ids, target)[0])
+        own, header = read_column_file(path, table.ids, target)
+        rows.append(own)
+        names.update(dict.fromkeys(header[1:]))
     if all(own.y is None for own in rows):
-        wanted = "the array y" if table.target is None else f"the column {table.target!r} (task.target)"
-        raise DataError(f"no file of task.parties has labels: none has {wanted}")
+        raise DataError(f"no file of task.parties has labels: {_lacking(table.target, list(names))}")
     labels = [own.y for own in rows if own.y is not None]
     counted = max(int(y.max()) for y in labels) + 1 if not any(y.is_floating_point() for y in labels) else 0
     loss, classes = loss_and_classes(table.loss, table.classes or counted)
     pairs, ids = [(own.x, own.y) for own in rows], [own.ids for own in rows]
     return _column_task(experiment, pairs, ids, None, file_names(table.parties), loss, classes)
+
+
+def _lacking(target: str | None, names: list[str]) -> str:
+    """Why no file has labels; `names` are the columns of the CSV files."""
+    if target is not None:
+        return f"none has the column {target!r} (task.target)"
+    if not names:
+        return "none has the array y"
+    more = " ..." if len(names) > SHOWN else ""
+    return f"set task.target to the column that has them, one of {', '.join(names[:SHOWN])}{more}"
 
 
 def _column_task(experiment: Experiment, pairs: Sequence[Pair], ids: Sequence[Any], tests: tuple[Any, Any] | None,

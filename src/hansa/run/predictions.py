@@ -23,7 +23,7 @@ Columns = dict[str, Any]  # arrays or lists by column name, one entry per row
 Write = Callable[[Columns], None]
 
 
-def predict_file(model: SavedModel, samples: str | Path, out: str | Path, party: int | None = None,
+def predict_file(model: SavedModel, samples: str | Path, out: str | Path, party: int | str | None = None,
                  keep: Sequence[str] = ()) -> int:  # fmt: skip
     """Write the predictions for a file of samples to a CSV or Parquet file; return the number of rows.
 

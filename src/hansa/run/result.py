@@ -78,13 +78,13 @@ class Result(Displayed):
         """What the simulated parties remember (in a deployment it never leaves the parties)."""
         return getattr(self.training.runtime, "memories", {})
 
-    def model(self, party: int | None = None) -> nn.Module:
+    def model(self, party: int | str | None = None) -> nn.Module:
         """The trained module, in evaluation mode; the module of `party` if each party has its own."""
         if not self._has_module and self.training.algorithm.models == "one":
             raise ConfigError(f"{self.training.algorithm.name} trains no torch module; use result.predict(x)")
         return self._final().model(party)
 
-    def predict(self, x: Any = None, party: int | None = None, ids: Iterable[Any] | None = None) -> Tensor:
+    def predict(self, x: Any = None, party: int | str | None = None, ids: Iterable[Any] | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples, which are prepared (imputed, scaled) as in training; `party`
         says whose model, if each party has its own.
 
