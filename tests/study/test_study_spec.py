@@ -265,3 +265,15 @@ def test_a_cell_is_an_experiment_that_hansa_run_takes(tmp_path: Path) -> None:
     cell = study().cells()[0]
     (tmp_path / "e.toml").write_text('[task]\ndataset = "digits"\nmodel = "2nn"\n')
     assert read(tmp_path / "e.toml", {"task.party_test": 0.2}).task == cell.experiment.task
+
+
+def test_runs_of_an_algorithm_that_cannot_have_a_setting_are_left_out_with_the_reason() -> None:
+    for table in ({"run": {"finetune": {"epochs": 2}}}, {"task": {"class_weight": "balanced"}}):
+        study = parse_study({"study": {"algorithms": ["fedavg", "random-forest"], "seeds": 2}, **table}, "s")
+        assert [cell.algorithm for cell in study.cells()] == ["fedavg"] * 2
+        assert list(study.skipped) == ["random-forest"] and "leave" in study.skipped["random-forest"]
+        with pytest.raises(ConfigError, match="random-forest"):  # nothing would be left
+            parse_study({"study": {"algorithms": ["random-forest"]}, **table}, "s").cells()
+    assert parse_study({"study": {"algorithms": ["fedavg"]}}, "s").skipped == {}
+    with pytest.raises(ConfigError, match="unknown field"):  # a mistake is one for all
+        parse_study({"study": {"algorithms": ["fedavg"]}, "run": {"finetune": {"epoch": 2}}}, "s").cells()

@@ -320,6 +320,7 @@ def notes(results: Results) -> list[str]:
             out.append(
                 f"{trial.algorithm}, {trial.setting}: the best value is at the edge of the values tried ({values})"
             )
+    out += [f"left out: {name}: {reason}" for name, reason in results.study.skipped.items()]
     by_reason: dict[str, list[str]] = {}
     for outcome in results.failed:
         by_reason.setdefault(outcome.failed or "", []).append(outcome.cell.label)

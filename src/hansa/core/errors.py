@@ -18,6 +18,10 @@ class ConfigError(HansaError):
     """A configuration that cannot run: an unknown name, a wrong type, an impossible combination."""
 
 
+class UnsuitedError(ConfigError):
+    """A setting of a run that this algorithm cannot have, and others can."""
+
+
 class BoundError(ConfigError):
     """A fusion got fewer updates than it needs to tolerate the faults that it assumes."""
 

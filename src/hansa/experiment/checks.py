@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hansa.core.algorithm import Algorithm, Problem
-from hansa.core.errors import AlgorithmError, ConfigError
+from hansa.core.errors import AlgorithmError, ConfigError, UnsuitedError
 from hansa.core.federation import SumProtocol
 from hansa.core.op import unwrap
 from hansa.core.params import ParamSpec
@@ -50,12 +50,12 @@ def check_finetuning(algorithm: Algorithm, settings: FineTuning) -> None:
     if not settings.epochs:
         return
     if algorithm.data == "columns":
-        raise ConfigError(
+        raise UnsuitedError(
             f"run.finetune: the parties of {algorithm.name} hold different columns, so none of them has a whole model "
             "that it could train alone; leave run.finetune out"
         )
     if not algorithm.trains and algorithm.models != "several":
-        raise ConfigError(
+        raise UnsuitedError(
             f"run.finetune: {algorithm.name} trains no network that a party could train further; leave run.finetune out"
         )
 
@@ -120,7 +120,7 @@ def check_weights(algorithm: Algorithm, task: Any, privacy: Privacy, classes: in
     if not given:
         return
     if not algorithm.weighs:
-        raise ConfigError(
+        raise UnsuitedError(
             f"{given[0]}: {algorithm.name} does not use weights of samples; leave {' and '.join(given)} out, or use an "
             "algorithm that trains a model, or a linear model such as 'logistic-regression'"
         )
@@ -140,7 +140,7 @@ def check_weights(algorithm: Algorithm, task: Any, privacy: Privacy, classes: in
 def check_augmented(algorithm: Algorithm, augment: Any) -> None:
     """Raise a ConfigError for an augmentation of samples that no step of the algorithm would use."""
     if augment is not None and not algorithm.trains and algorithm.models == "one":
-        raise ConfigError(
+        raise UnsuitedError(
             f"task.augment: {algorithm.name} trains no network by batches, which an augmentation could change; leave "
             "task.augment out"
         )

@@ -62,6 +62,8 @@ def findings(results: StudyDisplay, names: Names) -> list[str]:
     paragraphs = [_what(results), " ".join([*_best(results, names), *_tested(results)]), *_baselines(results, names)]
     paragraphs += _target(results, names)
     paragraphs += _lost(results, names)
+    skipped = results.study.skipped.items()
+    paragraphs += [f"Runs of {names.algorithms.get(name, name)} are left out: {reason}." for name, reason in skipped]
     failed = len(results.failed)
     if failed:
         paragraphs.append(

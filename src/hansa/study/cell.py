@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError, HansaError
+from hansa.core.errors import ConfigError, HansaError, UnsuitedError
 from hansa.core.functions import reference_of
 from hansa.core.registry import Part, from_config, to_config
 from hansa.experiment.config import Experiment, parse
@@ -60,6 +60,8 @@ class Cell:
         """The parsed and checked experiment; error messages name the run."""
         try:
             return parse(self.tree, self.place)
+        except UnsuitedError as error:
+            raise UnsuitedError(str(error)) from None
         except HansaError as error:
             raise ConfigError(f"the run ({self.label}): {error}") from None
 

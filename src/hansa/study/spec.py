@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hansa.adversary import named
-from hansa.core.errors import ConfigError, nearest
+from hansa.core.errors import ConfigError, UnsuitedError, nearest
 from hansa.core.functions import REFERENCE, searching
 from hansa.core.registry import from_config, lookup, nest, registered, to_config
 from hansa.experiment.baselines import BASELINES, KEPT, POOLED, baseline
@@ -82,20 +82,40 @@ class Study:
         return _combinations(self.tune if own is None else own)
 
     def cells(self, tuned: Mapping[tuple[str, str], Mapping[str, Any]] | None = None) -> list[Cell]:
-        """All checked runs, by setting, algorithm, seed. `tuned` has values by (algorithm, setting)."""
-        out = []
+        """All checked runs, by setting, algorithm, seed. `tuned` has values by (algorithm, setting).
+
+        Runs of algorithms that cannot have a setting of the study, such as `run.finetune`, are left out (`skipped`).
+        """
+        out, unsuited = self._cells(tuned or {})
+        if not out:
+            raise ConfigError(next(iter(unsuited.values())))
+        return out
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Why runs of an algorithm are left out, by algorithm."""
+        return self._cells({})[1]
+
+    def _cells(self, tuned: Mapping[tuple[str, str], Mapping[str, Any]]) -> tuple[list[Cell], dict[str, str]]:
+        """The checked runs, and the reason by algorithm for those that are left out."""
+        out: list[Cell] = []
+        unsuited: dict[str, str] = {}
         for partition, adversary, variant in itertools.product(
             self.partitions, self.adversaries, _combinations(self.grid)
         ):
             label = ", ".join(f"{name}={_shown(value)}" for name, value in variant.items())
             for algorithm, seed in itertools.product(self.algorithms, self.seeds):
                 at = Cell(algorithm.label, partition.label, adversary.label, label, seed, {}, self.place)
-                values = (tuned or {}).get((at.algorithm, at.setting), {})
+                values = tuned.get((at.algorithm, at.setting), {})
                 tree = self._tree(algorithm, partition, adversary, {**variant, **values}, seed)
                 cell = dataclasses.replace(at, tree=tree)
-                _ = cell.experiment  # parsed here, so that mistakes show before any run
+                try:
+                    _ = cell.experiment  # parsed here, so that mistakes show before any run
+                except UnsuitedError as error:
+                    unsuited.setdefault(at.algorithm, str(error))
+                    continue
                 out.append(cell)
-        return out
+        return out, unsuited
 
     def _tree(self, algorithm: Choice, partition: Choice, adversary: Choice, fields: Mapping[str, Any],
               seed: int) -> dict[str, Any]:  # fmt: skip
