@@ -207,6 +207,24 @@ def test_the_command_says_why_an_attack_was_not_possible(tmp_path: Path) -> None
     assert list(kept.refusals) == ["attributes"] and kept.defences is None
 
 
+def test_a_later_attack_keeps_what_an_earlier_report_of_the_run_has(tmp_path: Path) -> None:
+    result = trained(rounds=1)
+    first, second = attack(result, ("extraction",)), attack(result, ("inversion",))
+    first.save(tmp_path)
+    second.save(tmp_path)
+    kept = json.loads((tmp_path / "attacks.json").read_text())
+    assert kept["extraction"] == json.loads(json.dumps(first.tree["extraction"]))
+    assert kept["inversion"] == json.loads(json.dumps(second.tree["inversion"]))
+    assert kept["command"] == "hansa attack RUN --attack extraction && hansa attack RUN --attack inversion"
+    page = (tmp_path / "attacks.html").read_text()
+    assert "A copy of the model" in page and "Model inversion" in page
+    second.save(tmp_path)
+    assert json.loads((tmp_path / "attacks.json").read_text())["commands"] == kept["commands"]
+    other = attack(trained(rounds=2), ("inversion",))
+    other.save(tmp_path)  # of another run
+    assert "extraction" not in json.loads((tmp_path / "attacks.json").read_text())
+
+
 def test_runs_that_cannot_be_attacked_are_refused_with_the_reason(tmp_path: Path, folder: Path) -> None:
     task = make_task()
     task.test = None
@@ -230,6 +248,8 @@ def test_runs_that_cannot_be_attacked_are_refused_with_the_reason(tmp_path: Path
         attack(folder, task=make_task())
     with pytest.raises(ConfigError, match=r"repeat the run without run\.own"):
         attack(trained(rounds=1, own={"0": {"lr": 0.1}}))
+    with pytest.raises(ConfigError, match=r"repeat the run without run\.finetune, and attack the shared model"):
+        attack(trained(rounds=1, finetune={"epochs": 1}))
 
 
 def test_a_saved_run_from_python_is_attacked_with_its_task(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hansa
-from hansa.artifacts.run_folder import write_json
+from hansa.artifacts.run_folder import read_json, write_json
 from hansa.attacks.attributes import attributes, column_number
 from hansa.attacks.canaries import CANARIES, audit_epsilon
 from hansa.attacks.defences import accuracy, defences
@@ -48,12 +48,28 @@ class AttackAudit:
         return f"<AttackAudit of {self.tree['run']['name']}: {done}>"
 
     def save(self, folder: str | Path) -> Path:
-        """Write `attacks.json` and the page `attacks.html` to a folder; return the page."""
+        """Write `attacks.json` and the page `attacks.html` to a folder; return the page.
+
+        Attacks that an earlier report of the same run has, and that were not repeated, stay in the report.
+        """
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        write_json(place / JSON, self.tree)
-        make = job_contents if self.tree["run"].get("job") else contents
-        return write_report(place / HTML, *make(self.tree))
+        tree = self._joined(read_json(place / JSON)) if (place / JSON).exists() else self.tree
+        write_json(place / JSON, tree)
+        make = job_contents if tree["run"].get("job") else contents
+        return write_report(place / HTML, *make(tree))
+
+    def _joined(self, earlier: dict[str, Any]) -> dict[str, Any]:
+        """The results with those of an earlier report of the same run, by the same version."""
+        kept = {name: earlier[name] for name in NAMES if name in earlier and name not in self.tree}
+        if not kept or any(earlier.get(name) != self.tree[name] for name in ("hansa", "run")):
+            return self.tree
+        done = [*earlier.get("commands", [earlier["command"]]), self.tree["command"]]
+        found = {**kept, **{name: self.tree[name] for name in NAMES if name in self.tree}}
+        about = {name: value for name, value in self.tree.items() if name not in NAMES}
+        commands = list(dict.fromkeys(done))
+        return {**about, "command": " && ".join(commands), "commands": commands,
+                **{name: found[name] for name in NAMES if name in found}}  # fmt: skip
 
     @property
     def summary(self) -> Sheet:

@@ -42,10 +42,10 @@ class MemberPool:
         x = torch.cat([recipe.members.x[rows], recipe.others[0][others]])
         return cls(x, torch.cat([recipe.members.y[rows], recipe.others[1][others]]), len(rows), rows)
 
-    def success(self, scores: Any) -> dict[str, Any]:
-        """The success of scores that should be higher for members."""
+    def success(self, scores: Any, among: int = 1) -> dict[str, Any]:
+        """The success of scores that should be higher for members, as one of so many attacks."""
         values = np.asarray(scores, dtype=np.float64)
-        return membership_success(values[: self.count], values[self.count :])
+        return membership_success(values[: self.count], values[self.count :], among)
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,10 @@ def rmia_scores(model: TrainedModel, pool: MemberPool, references: References, g
 
 def membership(recipe: Recipe, pool: MemberPool, references: References | None) -> dict[str, Any]:
     """The success of all membership attacks on the final model, by name."""
-    found = {"loss": {**pool.success(loss_scores(recipe.model, pool)), "advantage": advantage(recipe.model, pool)}}
+    scores = {"loss": loss_scores(recipe.model, pool)}
     if references is not None:
-        found["shadow"] = pool.success(shadow_scores(recipe.model, pool, references))
-        found["lira"] = pool.success(lira_scores(recipe.model, pool, references))
-        found["rmia"] = pool.success(rmia_scores(recipe.model, pool, references))
+        for name, score in (("shadow", shadow_scores), ("lira", lira_scores), ("rmia", rmia_scores)):
+            scores[name] = score(recipe.model, pool, references)
+    found = {name: pool.success(values, len(scores)) for name, values in scores.items()}
+    found["loss"]["advantage"] = advantage(recipe.model, pool)
     return found

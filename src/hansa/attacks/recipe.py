@@ -189,6 +189,11 @@ def final_model(result: Result) -> TrainedModel:
 def _model(objective: Objective, predictor: Predictor, payload: Payload) -> TrainedModel:
     if predictor.name == "network":
         return TrainedModel(objective, Params(**payload["model"]))
+    if predictor.name == saved_model.TUNED:
+        raise ConfigError(
+            "attacks need one shared model, and run.finetune gives each party a model of its own, which stays there; "
+            "repeat the run without run.finetune, and attack the shared model"
+        )
     if predictor.personal or predictor.joint or predictor.gives != "probabilities" or not predictor.probable(payload):
         raise ConfigError(
             "attacks need one shared model that gives probabilities; the model of this run is of the kind "

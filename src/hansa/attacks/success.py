@@ -18,19 +18,21 @@ RATES = (0.01, 0.001)  # false positive rates at which true positive rates are r
 Array = np.ndarray[Any, Any]
 
 
-def auc_interval(members: Array, others: Array) -> tuple[float, float, float]:
+def auc_interval(members: Array, others: Array, among: int = 1) -> tuple[float, float, float]:
     """The AUC of scores that should be higher for members, and its 95% interval (DeLong et al. 1988).
 
-    Ties count half. Without any error the variance is 0; then the interval is that of the rule of three.
+    Ties count half. Without any error the variance is 0; then the interval is that of the rule of three. The intervals
+    of `among` attacks hold together (Bonferroni), so that of the best of them too.
     """
+    error = (1 - CONFIDENCE) / among
     both = np.concatenate([members, others])
     wins = (stats.rankdata(both)[: len(members)] - stats.rankdata(members)) / len(others)
     losses = 1 - (stats.rankdata(both)[len(members) :] - stats.rankdata(others)) / len(members)
     area = float(wins.mean())
     variance = float(np.var(wins, ddof=1) / len(wins) + np.var(losses, ddof=1) / len(losses))
-    half = stats.norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt(variance)
+    half = stats.norm.ppf(1 - error / 2) * math.sqrt(variance)
     if variance == 0 and len(np.unique(both)) > 1:
-        half = 3 / min(len(members), len(others))
+        half = (3 if among == 1 else -math.log(error)) / min(len(members), len(others))
     return area, max(float(area - half), 0.0), min(float(area + half), 1.0)
 
 
@@ -53,13 +55,17 @@ def rate_at(members: Array, others: Array, rate: float) -> tuple[float, float, f
     return (hits / len(members), *binomial_interval(hits, len(members)))
 
 
-def membership_success(members: Any, others: Any) -> dict[str, Any]:
-    """AUC and true positive rates at 1% and 0.1% false positives, as plain data. The sets must have equal sizes."""
+def membership_success(members: Any, others: Any, among: int = 1) -> dict[str, Any]:
+    """AUC and true positive rates at 1% and 0.1% false positives, as plain data. The sets must have equal sizes.
+
+    `auc_interval_among` holds for the best of `among` attacks.
+    """
     inside, outside = np.asarray(members, dtype=np.float64), np.asarray(others, dtype=np.float64)
     if len(inside) != len(outside) or len(inside) < 2:
         raise ValueError(f"balanced sets of at least 2 samples are needed, got {len(inside)} and {len(outside)}")
     area, low, high = auc_interval(inside, outside)
     out: dict[str, Any] = {"auc": area, "auc_interval": [low, high], "members": len(inside)}
+    out["auc_interval_among"] = list(auc_interval(inside, outside, among)[1:])
     for rate in RATES:
         share, low, high = rate_at(inside, outside, rate)
         out[f"tpr_at_{rate:g}"] = share

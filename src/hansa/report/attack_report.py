@@ -83,9 +83,11 @@ def _outsider(tree: Tree) -> list[Row]:
     if "auc" in tree.get("membership", {}).get("loss", {}):
         found = {name: each for name, each in tree["membership"].items() if isinstance(each, Mapping)}
         name = max(found, key=lambda each: found[each]["auc"])
-        low = found[name]["auc_interval"][0]
-        said = "members can be told apart" if low > 0.5 else "no attack is better than a guess, within its interval"
-        rows.append((f"membership ({name})", between(found[name]["auc"], found[name]["auc_interval"]), "0.5", said))
+        interval = found[name].get("auc_interval_among", found[name]["auc_interval"])
+        apart = interval[0] > 0.5
+        said = "members can be told apart" if apart else "no attack is better than a guess, within its interval"
+        of = f", the best of {len(found)}" if len(found) > 1 else ""
+        rows.append((f"membership ({name}{of})", between(found[name]["auc"], interval), "0.5", said))
     if "attributes" in tree and "columns" in tree["attributes"]:
         best = max(tree["attributes"]["columns"], key=lambda row: row["members"] - row["others"])
         gap = best["members_interval"][0] > max(best["others_interval"][1], best["prior"])
