@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -435,3 +436,21 @@ def test_pictures_of_an_earlier_report_go_and_files_of_the_users_stay(
     write("final", "partition-1")
     left = {path.name for path in (tmp_path / "plots").iterdir()}
     assert left == {"final.png", "final.svg", "partition-1.png", "partition-1.svg", "mine.png"}
+
+
+def test_numbers_on_different_test_samples_are_not_compared() -> None:
+    plain = made_up()
+    history = [{**outcome.history[-1], "party_accuracy_mean": 0.5} for outcome in plain.outcomes]
+    outcomes = [replace(outcome, summary={**outcome.summary, "tested": "the parties' own test samples"
+                                          if outcome.cell.algorithm == "scaffold" else "the test set"})
+                for outcome in plain.outcomes]  # fmt: skip
+    results = replace(plain, outcomes=outcomes)
+    assert plain.tested == {} and set(results.tested) == {"fedavg", "fedprox", "scaffold"}
+    assert plain.metric == results.metric == "accuracy" and not any(row["best"] for row in results.table())
+    alike = [replace(outcome, history=[line]) for outcome, line in zip(outcomes, history, strict=True)]
+    assert replace(plain, outcomes=alike).metric == "party_accuracy_mean"  # of the same samples for all
+    sheet = of(results, Sheet, "Results")
+    assert "on the test set: fedavg and fedprox; on the parties' own test samples: scaffold" in str(sheet.note)
+    for name in ("final accuracy, %", "final loss"):
+        assert not any(cell.strong for cell in column(sheet, name))
+        assert any(cell.strong for cell in column(of(plain, Sheet, "Results"), name))

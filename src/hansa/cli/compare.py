@@ -302,6 +302,7 @@ def timed(results: Results) -> bool:
 def notes(results: Results) -> list[str]:
     """The notes below the tables: marks, intervals, tuning at an edge, failed runs."""
     from hansa.metrics.measures import OVER_PARTIES, TO_TARGET, measure_of
+    from hansa.report.study_tables import tested_note
 
     count = len(results.study.seeds)
     final = measure_of(f"final_{results.metric}", results.metric).label
@@ -320,6 +321,7 @@ def notes(results: Results) -> list[str]:
             out.append(
                 f"{trial.algorithm}, {trial.setting}: the best value is at the edge of the values tried ({values})"
             )
+    out += tested_note(results)
     out += [f"left out: {name}: {reason}" for name, reason in results.study.skipped.items()]
     by_reason: dict[str, list[str]] = {}
     for outcome in results.failed:

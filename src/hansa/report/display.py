@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PARTIES = "parties"  # key of each party's own metrics in a metrics line
 APART = ("rounds", "bytes_up", "bytes_down", "seconds", "simulated_seconds", "run_dir", "stopped", "empty_rounds",
-         "problem", "finetuned", "combined", "baselines")  # fmt: skip
+         "problem", "finetuned", "tested", "combined", "baselines")  # fmt: skip
 LATEST = (
     "train_loss",
     "epsilon",

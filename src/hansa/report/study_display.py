@@ -32,6 +32,9 @@ class StudyDisplay(ABC):
     def metric(self) -> str: ...
     @property
     @abstractmethod
+    def tested(self) -> dict[str, str]: ...
+    @property
+    @abstractmethod
     def algorithms(self) -> list[str]: ...
     @property
     @abstractmethod

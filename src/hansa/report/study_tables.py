@@ -119,6 +119,8 @@ def _best(
     mine = [row for row in rows if row["setting"] == setting and row["algorithm"] in results.contenders]
     for column in columns:
         measure = column.measure
+        if results.tested and measure.startswith(("final_", "best_")) and "_party_" not in measure:
+            continue  # on other samples for some algorithms
         higher = measure_of(measure, results.metric).higher
         estimates = {row["algorithm"]: row[measure] for row in mine if _mean(row[measure]) is not None}
         if measure in TO_TARGET and estimates:  # runs that reached the target count first
@@ -160,6 +162,17 @@ def seeds_note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]])
     return " ".join(notes)
 
 
+def tested_note(results: StudyDisplay) -> list[str]:
+    """Which algorithms were tested on which samples, where these differ."""
+    by_samples: dict[str, list[str]] = {}
+    for name, samples in results.tested.items():
+        by_samples.setdefault(samples, []).append(line(name))
+    each = "; ".join(f"on {samples}: {listed(names)}" for samples, names in by_samples.items())
+    if not each:
+        return []
+    return [f"Measured {each}. Such numbers are not compared; means over parties are on the same samples for all."]
+
+
 def _note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> str:
     target = results.study.target
     cells = [cell for row in rows for cell in row if isinstance(cell, TableCell)]
@@ -173,6 +186,7 @@ def _note(results: StudyDisplay, rows: Sequence[Sequence[str | TableCell]]) -> s
             f"To target: until {title(results.metric).removesuffix(', %')} first reached "
             f"{value(target, results.metric)}; mean of the runs that reached it, and their number."
         )
+    notes += tested_note(results)
     if results.baselines:
         notes.append(f"Baselines, not ranked and not tested: {listed([line(name) for name in results.baselines])}.")
     notes.append("Up: from the parties; down: to the parties. Sums over all parties, without evaluation.")

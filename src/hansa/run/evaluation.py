@@ -117,6 +117,15 @@ class Evaluation:
             )
 
     @property
+    def tested(self) -> str | None:
+        """The samples on which the loss and the accuracy of a run are measured; None without an evaluation."""
+        if self._joint or self.apart:
+            return None
+        if self.test is not None and not self.personal:
+            return "the test set"
+        return "the parties' own test samples" if self.at_parties else None
+
+    @property
     def combined(self) -> dict[str, str]:
         """How each metric that was chosen combines over the parties."""
         if self.chosen is None or not self.at_parties or (self.test is not None and not self.personal):

@@ -150,6 +150,7 @@ class Result(Displayed):
             "run_dir": None if self.run_dir is None else str(self.run_dir),
             **({} if self.training.finetuned is None else {"finetuned": self.training.finetuned}),
             **({} if not self.baselines else {"baselines": self.baselines}),
+            **({} if self.training.evaluation.tested is None else {"tested": self.training.evaluation.tested}),
             **({} if not self.training.evaluation.combined else {"combined": self.training.evaluation.combined}),
         }  # fmt: skip
 

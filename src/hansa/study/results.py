@@ -127,14 +127,21 @@ class Results(StudyDisplay):
     def metric(self) -> str:
         """Metric of the comparison: the study's metric, else accuracy if measured, else the loss.
 
-        Without test samples it is the training loss. Beside the baseline local-only, whose models no central test set
+        Without test samples it is the training loss. Beside models of single parties, which no central test set
         measures, it is the mean over parties, on the same samples for all."""
         measured = {name for outcome in self.outcomes for line in outcome.history for name in line}
         known = [name for name in ("accuracy", "loss", "train_loss") if name in measured]
         usual = known[0] if known else "loss" if any(outcome.history for outcome in self.outcomes) else "accuracy"
         metric = self.study.metric or usual
         over = f"party_{metric}_mean"
-        return over if ALONE in self.baselines and over in measured else metric
+        return over if (ALONE in self.baselines or self.tested) and over in measured else metric
+
+    @cached_property
+    def tested(self) -> dict[str, str]:
+        """The test samples of each algorithm, if the algorithms have different ones; else empty."""
+        found = {outcome.cell.algorithm: outcome.summary["tested"] for outcome in self.outcomes
+                 if outcome.failed is None and "tested" in outcome.summary}  # fmt: skip
+        return found if len(set(found.values())) > 1 else {}
 
     def runs(self, algorithm: str, setting: str) -> list[Outcome]:
         """Successful runs of an algorithm in a setting, one per seed."""
@@ -276,10 +283,11 @@ class Results(StudyDisplay):
         names = dict.fromkeys((f"final_{self.metric}", *MEASURES))
         for setting in self.settings:
             order = self.order(setting)
-            leaders = self.leaders(setting) if order else []
+            alike = not self.tested or self.metric.startswith("party_")  # whether all are measured on the same samples
+            leaders = self.leaders(setting) if order and alike else []
             for name in [*order, *(name for name in self.algorithms if name not in order)]:
                 row: dict[str, Any] = {"setting": setting, "algorithm": name}
-                row |= {"best": name in order[:1], "leads": name in leaders}
+                row |= {"best": alike and name in order[:1], "leads": name in leaders}
                 out.append(row | {measure: self.estimate(measure, name, setting) for measure in names})
         return out
 
