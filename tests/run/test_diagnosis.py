@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import hansa
 from digits import digits
+from hansa.core.errors import DataError
+from hansa.local.dp_sgd import DPSGD
 from hansa.report.diagnosis import diverged, problem, rejected_rounds, without_effect
 
 EXPERIMENT = digits(3, "2nn", algorithm={"local": {"lr": 1e30, "batch": 50}}, rounds=2)
@@ -102,6 +105,16 @@ def test_a_simulation_in_python_warns_once(caplog: pytest.LogCaptureFixture) -> 
         result = hansa.simulate(experiment.algorithm, experiment.build_task(), rounds=2)
     assert [record.getMessage() for record in caplog.records if record.name == "hansa"] == [SENTENCE]
     assert result.summary["problem"] == SENTENCE
+
+
+def test_a_model_that_no_round_changed_does_not_predict(tmp_path: Path) -> None:
+    task = hansa.Task(lambda: torch.nn.Linear(1, 2), "cross_entropy", [(torch.ones(8, 1), torch.zeros(8).long())] * 2)
+    result = hansa.simulate(hansa.FedAvg(local=DPSGD(epsilon=1e-3, sigma=0.5)), task, rounds=2)
+    stored = hansa.load(result.save(tmp_path / "run"))
+    for call in (result.model, stored.model, lambda: result.predict(task.parties[0][0]), lambda: result.fitted([], [])):
+        with pytest.raises(DataError, match=r"^the model is not trained: no round changed the model: .* budget"):
+            call()
+    assert result.history and stored.history
 
 
 def line(replies: int = 0, **reasons: str) -> dict[str, Any]:

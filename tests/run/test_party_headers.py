@@ -105,7 +105,7 @@ def test_a_stated_number_of_classes_allows_labels_that_look_odd(folder: Path) ->
 def test_a_number_too_large_for_float32_is_refused(folder: Path) -> None:
     text = (folder / "b.csv").read_text().replace("\n", "\n1e39,0,0,1\n", 1)
     (folder / "b.csv").write_text(text)
-    with pytest.raises(DataError, match=r"the features of party 'b' .row 0. have values that are infinite"):
+    with pytest.raises(DataError, match=r"b\.csv, line 2: 'age' is infinite or too large for float32"):
         run(folder)
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hansa.core.errors import DataError
 from hansa.core.round_record import without_numbers
 
 NAMED, REASONS, LETTERS = 5, 5, 400  # limits of a sentence: parties per reason, reasons, characters per reason
@@ -75,6 +76,13 @@ def without_effect(history: Sequence[Mapping[str, Any]]) -> str | None:
     last = history[-1]
     why = "; ".join(filter(None, (last["empty"], grouped({**last.get("missing", {}), **last.get("rejected", {})}))))
     return f"no round changed the model: {rejected_rounds(history) or why}"
+
+
+def check_trained(history: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a DataError with the reason if no round changed the model: its predictions would be those of its start."""
+    reason = without_effect(history)
+    if reason is not None:
+        raise DataError(f"the model is not trained: {reason}")
 
 
 def grouped(reasons: Mapping[str, str]) -> str:

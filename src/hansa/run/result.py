@@ -27,6 +27,7 @@ from hansa.core.predictor import Predictor
 from hansa.core.registry import build, to_config
 from hansa.core.runtime import complete
 from hansa.data.apply_table import TablePlan
+from hansa.report.diagnosis import check_trained
 from hansa.report.display import LATEST, Displayed, totals
 from hansa.run.loop import Training
 from hansa.sim.runtime import Simulation
@@ -82,7 +83,7 @@ class Result(Displayed):
         """The trained module, in evaluation mode; the module of `party` if each party has its own."""
         if not self._has_module and self.training.algorithm.models == "one":
             raise ConfigError(f"{self.training.algorithm.name} trains no torch module; use result.predict(x)")
-        return self._final().model(party)
+        return self._trained().model(party)
 
     def predict(self, x: Any = None, party: int | str | None = None, ids: Iterable[Any] | None = None) -> Tensor:
         """Outputs (class scores, or values) for samples, which are prepared (imputed, scaled) as in training; `party`
@@ -93,7 +94,7 @@ class Result(Displayed):
         """
         if (x is None) == (ids is None) or (ids is not None and party is not None):
             raise ConfigError("give predict either samples, or ids= of people whom parties with different columns hold")
-        return self._final().predict(x, party) if ids is None else self._scores(ids)
+        return self._trained().predict(x, party) if ids is None else self._scores(ids)
 
     def _scores(self, ids: Iterable[Any]) -> Tensor:
         """The outputs of a joint model for people by their ids: the simulated parties compute them together."""
@@ -118,12 +119,16 @@ class Result(Displayed):
 
         It is the model of least loss on the samples; `predict(x)` and `model()` of the result need no party.
         """
-        return self._final().fitted(x, y)
+        return self._trained().fitted(x, y)
 
     @property
     def personal(self) -> bool:
         """Whether each party has a model of its own."""
         return self._final().personal
+
+    def _trained(self) -> saved_model.SavedModel:
+        check_trained(self.history)
+        return self._final()
 
     def _final(self) -> saved_model.SavedModel:
         training = self.training

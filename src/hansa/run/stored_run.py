@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hansa.artifacts import saved_model
 from hansa.artifacts.run_folder import EXPERIMENT, MODEL, SERVING, SUMMARY, RunFolder, beside, read_json
 from hansa.core.errors import ConfigError
+from hansa.report.diagnosis import check_trained
 from hansa.report.display import Displayed, totals
 
 
@@ -92,6 +93,7 @@ class StoredRun(Displayed):
         return self._final(make).fitted(x, y)
 
     def _final(self, make: saved_model.Make | None) -> saved_model.SavedModel:
+        check_trained(self.history)
         record = self.experiment["experiment"] or {}
         return saved_model.load(self.run_dir, record.get("folder") or ".", make)
 
