@@ -287,11 +287,14 @@ def test_a_column_that_nearly_depends_on_others_keeps_its_coefficient_as_in_r(ca
             assert line.error == pytest.approx(errors[3], rel=digits)
 
 
-def test_classes_that_a_column_separates_are_refused_by_its_number() -> None:
+def test_classes_that_a_column_separates_are_refused_by_its_name_or_number() -> None:
     x, y = table(60, columns=2)
     wide = np.concatenate([x, (y[:, None] - 0.5) * np.linspace(1, 2, 60)[:, None]], 1)
     with pytest.raises(hansa.DataError, match=r"the classes are separated by column 2,.*ridge above 0"):
         fit(LogisticNewton(), divided(wide, y), rounds=100)
+    named = hansa.Task(None, "cross_entropy", divided(wide, y), classes=2, header=["sick", "age", "chol", "thal"])
+    with pytest.raises(hansa.DataError, match=r"the classes are separated by column 'thal',.*ridge above 0"):
+        hansa.simulate(LogisticNewton(), named, rounds=100)
     assert fit(LogisticNewton(ridge=0.01), divided(wide, y)).state.slots["done"]
 
 

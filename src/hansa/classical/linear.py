@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -99,8 +99,9 @@ class LinearModel(Algorithm):
         slots = {"columns": columns, "classes": classes, "key": rng.key(problem.seed, "linear model"), "done": False}
         rows = 1 if classes is None or classes == 2 else classes
         width = self.op(slots).features.width(columns)
-        w = torch.zeros(rows, width, dtype=torch.float64)
-        return State(Params.none(), slots={**slots, "w": w, "centre": torch.zeros(width, dtype=torch.float64)})
+        names = list(problem.columns) if self.op(slots).fourier == 0 else []  # random features have none
+        w, centre = torch.zeros(rows, width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+        return State(Params.none(), slots={**slots, "names": names, "w": w, "centre": centre})
 
     async def round(self, fed: Federation, state: State) -> State:
         op, slots = self.op(state.slots), dict(state.slots)
@@ -137,7 +138,7 @@ class LinearModel(Algorithm):
             return {"w": slots["accepted"] + length * slots["step"], "length": length}
         if "accepted" not in slots and op.loss == "logistic" and self.intercept and self._has_errors:
             self._check_classes(sums)
-        free = slots["free"] if "free" in slots else self._free(sums.hessian[0], slots["centre"], at)
+        free = slots["free"] if "free" in slots else self._free(sums.hessian[0], slots, at)
         sizes = slots["sizes"] if "sizes" in slots else sums.hessian[0].diagonal().sqrt()
         hessian = self._hessian(op, sums, len(at))
         step = newton.step(at, sums.gradient, hessian, penalty, free)
@@ -145,7 +146,7 @@ class LinearModel(Algorithm):
         slow = "slope" in slots and slope < slots["slope"] / 4  # Newton's steps shrink faster, except by rounding
         done = -slope <= CONVERGED * max(1.0, abs(value)) or (slow and -slope <= rounded)
         if done and op.loss == "logistic" and self._has_errors:
-            self._check_separation((step * sizes).abs())
+            self._check_separation((step * sizes).abs(), slots["names"])
         new = {"w": at + step, "accepted": at, "step": step, "length": 1.0, "slope": slope, "value": value,
                "count": sums.n, "free": free, "sizes": sizes, "done": done}  # fmt: skip
         if op.loss == "squared" and self._has_errors and slots["classes"] is None:  # the Hessian is that of all points
@@ -166,24 +167,25 @@ class LinearModel(Algorithm):
             ones[:, 0] = 0
         return newton.Penalty(self.ridge * ones, self.l1 * ones)
 
-    def _free(self, gram: Tensor, centre: Tensor, w: Tensor) -> Tensor:
+    def _free(self, gram: Tensor, slots: Mapping[str, Any], w: Tensor) -> Tensor:
         """The entries of W that are learned; without penalties, a column that depends on others keeps the value 0."""
         free = torch.ones_like(w, dtype=torch.bool)
         if self.ridge or self.l1:
             return free
-        fixed = newton.aliased(gram, centre)
+        fixed = newton.aliased(gram, slots["centre"])
         if bool(fixed.any()):
             log.warning(
                 "%s: constant, or a combination of other columns: %s; its coefficient stays 0 (with ridge above 0 such "
-                "columns would share their effect)", self.name, self._columns(fixed),
+                "columns would share their effect)", self.name, self._columns(fixed, slots["names"]),
             )  # fmt: skip
         return free & ~fixed
 
-    def _columns(self, which: Tensor) -> str:
-        """The numbers of some columns, as text."""
-        numbers = [f"column {at - self.intercept}" if at >= self.intercept else "the intercept"
-                   for at in which.nonzero().flatten().tolist()]  # fmt: skip
-        return ", ".join(numbers[:8]) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    def _columns(self, which: Tensor, names: Sequence[str]) -> str:
+        """Some columns by their names, or by their numbers, as text."""
+        columns = [at - self.intercept for at in which.nonzero().flatten().tolist()]
+        words = ["the intercept" if at < 0 else f"column {at}" if at >= len(names) else f"column {names[at]!r}"
+                 for at in columns]  # fmt: skip
+        return ", ".join(words[:8]) + (f" and {len(words) - 8} more" if len(words) > 8 else "")
 
     def _check_classes(self, sums: Sums) -> None:
         """Refuse a class without samples, by the sums at W = 0; its intercept would fall without end."""
@@ -198,12 +200,12 @@ class LinearModel(Algorithm):
                 "that coefficients grow without end; leave the class out of the task, or set ridge above 0"
             )
 
-    def _check_separation(self, moved: Tensor) -> None:
+    def _check_separation(self, moved: Tensor, names: Sequence[str]) -> None:
         """Refuse classes that are separated: the likelihood has no maximum, and coefficients grow without end."""
         growing = (moved > SEPARATED).any(0)
         if bool(growing.any()):
             raise DataError(
-                f"{self.name}: the classes are separated by {self._columns(growing)}, so that coefficients grow "
+                f"{self.name}: the classes are separated by {self._columns(growing, names)}, so that coefficients grow "
                 "without end; set ridge above 0, or leave such columns out"
             )
 

@@ -63,6 +63,7 @@ class Problem:
     public_targets: bool = False  # whether the public samples have targets
     modules: Mapping[str, nn.Module] = field(default_factory=dict)  # the task's models by name; a single one is ""
     names: Sequence[str] | None = None  # of the parties; None for their numbers
+    columns: Sequence[str] = ()  # the names of the features; none if they have no names
 
 
 class PeopleScores(NamedTuple):

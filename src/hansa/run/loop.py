@@ -150,7 +150,7 @@ class Training:
                        0 if holdings.public is None else len(holdings.public.x), holdings.layout,
                        holdings.empty, None if self.objective.make is None else self.objective.drawn,
                        holdings.public is not None and holdings.public.y is not None, self._modules(),
-                       holdings.names)  # fmt: skip
+                       holdings.names, holdings.columns)  # fmt: skip
 
     def _modules(self) -> dict[str, nn.Module]:
         """The task's models by name; a single one has the name ""."""
