@@ -146,7 +146,7 @@ def test_a_batch_is_compared_as_it_is_at_the_party() -> None:
     few = Ranges({"batch": (32, 1000)})
     for batch, n, fits in ((32, 100, True), (31, 100, False), (None, 100, True), (5, 4, True), (3, 4, False),
                            (None, 4, True), (None, 2000, False), (2000, 500, True)):  # fmt: skip
-        assert (few.refuses(SGD(batch=batch, drop_last=True), n, {}) is None) == fits, (batch, n)
+        assert (few.refuses(SGD(batch=batch, drop_last=batch is not None), n, {}) is None) == fits, (batch, n)
     for work, fits in (({"batch": 8}, False), ({"batch": 64}, True), ({"batch": None}, True), ({"lr": 1e9}, False)):
         assert (few.refuses(SGD(drop_last=True), 100, {"work": work}) is None) == fits, work
         assert (few.refuses(Personal(inner=SGD(drop_last=True)), 100, {"work": work}) is None) == fits, work

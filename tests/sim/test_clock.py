@@ -223,7 +223,8 @@ def test_tickets_arrive_after_latency_computing_and_bytes() -> None:
 def test_tickets_are_lost_by_dropout_and_shortened_by_straggling(engine: str) -> None:
     def run(local: hansa.SGD, **devices: Any) -> Result:  # a ticket cannot be late, whatever becomes of those
         algorithm = hansa.FedBuff(local=local, buffer=10, refill="flush")
-        return hansa.simulate(algorithm, task(), rounds=3, engine=engine, devices=devices, late="drop")
+        late = {"late": "drop"} if "stragglers" in devices else {}
+        return hansa.simulate(algorithm, task(), rounds=3, engine=engine, devices=devices, **late)
 
     lost = run(hansa.SGD(), dropout=0.5)
     assert [line["replies"] for line in lost.history] == [10] * 3
