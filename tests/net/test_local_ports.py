@@ -38,6 +38,12 @@ def test_a_held_port_is_given_to_nobody_who_asks_for_any_port() -> None:
     assert not set(held[-HELD:]) & given
 
 
+def test_a_held_port_is_held_at_all_addresses() -> None:
+    """A connection from another address would keep a server from listening on all addresses."""
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.2", free_port()))
+
+
 def test_a_server_can_listen_at_a_held_port_and_again_after_a_restart() -> None:
     port = free_port()
     for _ in range(2):

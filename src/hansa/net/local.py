@@ -23,11 +23,12 @@ def free_port() -> int:
 
     The system gives the port to nobody who asks for any port: a socket of this process stays bound to it (for the last
     256 ports). That socket does not listen, so a server that asks for this very port gets it (SO_REUSEADDR, as servers
-    do), also when it starts again.
+    do), also when it starts again. It is bound to all addresses: a connection from another address of this machine that
+    had the port already would keep a server from listening on all of them.
     """
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
+    holder.bind(("", 0))
     port: int = holder.getsockname()[1]
     _held.append(holder.detach())
     if len(_held) > HELD:
