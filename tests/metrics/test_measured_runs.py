@@ -428,3 +428,27 @@ def test_losses_that_would_overflow_a_sum_are_left_out_and_named() -> None:
     line = party_fields.counted_over_parties(op, Gathered((0, 1, 2, 3), (*honest, *liars)), 1, str)
     assert list(line["miscounted"]) == ["2", "3"] and math.isfinite(line["loss"])
     assert line["loss"] == party_fields.counted_over_parties(op, Gathered((0, 1), tuple(honest)), 1, str)["loss"]
+
+
+@pytest.mark.parametrize("privacy", [None, {"secure": "masking"}])
+def test_metrics_are_those_of_the_first_count_if_a_party_does_not_count_again(
+    privacy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two secure sums over cohorts that differ by one party would show that party's counts."""
+    summed, add, count = list[Any](), party_fields.summed_counts, EvaluateMetrics.run
+
+    def run_once(op: EvaluateMetrics, party: Any, payload: Any, memory: Any) -> Any:
+        if "agreed" in payload and party.id == 3:
+            raise PartyError("its evaluations are used up")
+        return count(op, party, payload, memory)
+
+    def spy(chosen: Any, answers: Any, least: int) -> Any:
+        summed.append(answers)
+        return add(chosen, answers, least)
+
+    monkeypatch.setattr(EvaluateMetrics, "run", run_once)
+    monkeypatch.setattr(EvaluateMetrics, "run_stack", lambda *given: None)
+    monkeypatch.setattr(party_fields, "summed_counts", spy)
+    federation = dataclasses.replace(task(), model=Timid)
+    line = run(federation, ["auc", "accuracy"], engine="reference", privacy=privacy).history[-1]
+    assert len(summed) == 1 and "unmeasured" not in line and 0 <= line["auc"] <= 1

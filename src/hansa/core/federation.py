@@ -197,20 +197,23 @@ class Federation:
         return chosen
 
     async def reduce(self, op: Op, payload: Payload | None = None, *, parties: Iterable[int] | None = None,
-                     each: Mapping[int, Payload] | None = None, uniform: bool = False) -> Reduced:  # fmt: skip
+                     each: Mapping[int, Payload] | None = None, uniform: bool = False,
+                     need: Literal["all"] | None = None) -> Reduced:  # fmt: skip
         """The sum of weight times reply over the parties, by default the cohort; `uniform` sets all weights to 1.
+
+        With `need="all"` the round is aborted unless every party replied; a secure sum is then not opened.
 
         The weights of sums over samples (`Op.per_sample`) are always 1. If somebody must see each update (`watch`), the
         replies are gathered and then summed.
         """
         if self.watch is not None and self._protocol is None and op.update is not None:
-            reduced = (await self.gather(op, payload, parties=parties, each=each)).summed(uniform)
+            reduced = (await self.gather(op, payload, parties=parties, each=each, need=need)).summed(uniform)
             self._join_metrics(op, reduced)
             return reduced
         asked = self._checked(parties)
         payload, each = self._with_work(op, payload or {}, each or {}, asked)
         uniform = uniform or bool(op.per_sample)
-        ask = self._ask("reduce", op=op, payload=payload, parties=asked, each=each, uniform=uniform)
+        ask = self._ask("reduce", op=op, payload=payload, parties=asked, each=each, uniform=uniform, need=need)
         _check_sizes(ask, op)  # a packed form may have open sizes: it is opened before it is summed
         if self._protocol is not None:
             reduced = await self._protocol.reduce(self._open(), ask)

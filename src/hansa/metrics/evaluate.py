@@ -19,14 +19,15 @@ from hansa.core.op import Memory, Party, Payload, Replies, Reply, Shape
 from hansa.core.predictor import Evaluate, Predictor, predictor_entries
 from hansa.core.registry import build, register
 from hansa.core.sample_bounds import Bounds, PerSample
-from hansa.metrics.metric import Metric, gap
+from hansa.metrics.metric import FARTHEST, Metric, gap
 from hansa.metrics.predictions import Predictions
 
 TARGETS = "targets"  # the number of targets; a sample may have several
 MOST_METRICS, MOST_CLASSES = 64, 2**20
 TOGETHER = 2**24  # numbers of outputs that are counted at once
 SLACK = 1 + 1e-9  # tolerance for the rounding of sums
-AGREED = Several(of=Shaped(shape=(None, None)), longest=MOST_METRICS, keys="name of counts", optional=True)
+AGREED = Several(of=Shaped(shape=(None, None), least=-FARTHEST, most=FARTHEST), longest=MOST_METRICS,
+                 keys="name of counts", optional=True)  # fmt: skip
 Column = Callable[[str | int], Tensor]  # the values of a column, before any preparation
 
 

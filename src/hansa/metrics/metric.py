@@ -43,6 +43,7 @@ HOW = {
 }
 LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 GROUPS = 100  # most groups of a metric
+FARTHEST = 2.0**60  # number that parties agree on: squares of distances to it stay within every secure sum
 STACKED = {"counts": "stacked_counts", "value": "stacked_values", "samples": "stacked_samples"}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hansa.core.errors import DataError
 from hansa.core.registry import register
-from hansa.metrics.metric import Metric, Takes, checked_counts, ratio, ratios
+from hansa.metrics.metric import FARTHEST, Metric, Takes, checked_counts, ratio, ratios
 from hansa.metrics.predictions import Predictions
 
 ROUNDING = 1e-13  # relative error of the difference of two sums, below which targets count as constant
@@ -75,7 +75,8 @@ class NumberMetric(Metric):
     def agreement(self, counts: Tensor, agreed: Tensor | None) -> Tensor | None:
         number, _, _, total, powers = counts.tolist()
         far = agreed is None and number > 0 and powers > FAR * _spread(counts)
-        return torch.tensor([[total / number]], dtype=torch.float64) if far and total else None
+        usable = 0 < abs(total) <= FARTHEST * number
+        return torch.tensor([[total / number]], dtype=torch.float64) if far and usable else None
 
     def agrees_on(self, classes: int) -> tuple[int, int]:
         return (1, 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -270,34 +271,44 @@ class Evaluation:
         chosen = None if self.chosen is None else dataclasses.replace(self.chosen, predictor=predictor)
         op = Evaluate(predictor) if chosen is None else chosen
 
-        async def once(fed: Federation, sent: Payload) -> Gathered | Reduced:
+        async def ask(fed: Federation, sent: Payload, again: bool) -> Gathered | Reduced:
             if not self.hides:
                 return await fed.gather(op, sent, parties=asked)
             if len(tested) < 2:
                 raise RoundAborted(f"{len(tested)} parties have test samples; a secure sum needs at least 2")
             drawn = fed.rng("evaluate").permutation(len(tested))[: fed.cohort_size]
             parties = [tested[int(k)] for k in drawn]
-            return await fed.reduce(op, sent, parties=parties, uniform=chosen is not None)
-
-        async def ask(fed: Federation) -> Gathered | Reduced:
-            answers, agreed = await once(fed, payload), dict[str, torch.Tensor]()
-            for _ in range(AGAIN):
-                if chosen is None:
-                    break
-                counts = party_fields.summed_counts(chosen, answers, self.exchanges.run.min_cohort)
-                found = {} if counts is None else chosen.agreement(counts, agreed)
-                if not found:
-                    break
-                answers, agreed = await once(fed, {**payload, "agreed": found}), found
-            return answers
+            # Two sums over cohorts that differ by one party would show its numbers.
+            need: Literal["all"] | None = "all" if again else None
+            return await fed.reduce(op, sent, parties=parties, uniform=chosen is not None, need=need)
 
         try:
-            answers: Gathered | Reduced = yield from self.exchanges.outside(round, phase, ask)
+            answers: Gathered | Reduced = yield from self.exchanges.outside(
+                round, phase, lambda fed: ask(fed, payload, again=False)
+            )
         except RoundAborted as aborted:
             reason = self.exchanges.explain(aborted)
             log.warning("the parties could not evaluate the model: %s", reason)
             yield Abort(round)
             return {"unmeasured": reason}
+        agreed: dict[str, torch.Tensor] = {}
+        for number in range(AGAIN if chosen is not None else 0):
+            assert chosen is not None
+            counts = party_fields.summed_counts(chosen, answers, self.exchanges.run.min_cohort)
+            agreed = {} if counts is None else chosen.agreement(counts, agreed)
+            away = isinstance(answers, Reduced) and answers.count < min(len(tested), self.exchanges.cohort_size)
+            if not agreed or away:
+                break
+            more = functools.partial(ask, sent={**payload, "agreed": agreed}, again=True)
+            try:
+                counted = yield from self.exchanges.outside(round, f"{phase}-again-{number}", more)
+            except RoundAborted as aborted:
+                log.warning("the metrics of scores and numbers are less exact: %s", self.exchanges.explain(aborted))
+                yield Abort(round)
+                break
+            if isinstance(answers, Gathered) and counted.parties != answers.parties:
+                break
+            answers = counted
         if isinstance(answers, Reduced):
             return self._summed(answers)
         if only is not None:

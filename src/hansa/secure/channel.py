@@ -109,6 +109,7 @@ class Encoded(Wrapper):
             if reply.weight > limit and max_abs(reply.tensors.values()) > room:
                 tensors = self.inner.rescaled(reply.tensors, reply.weight, limit)
                 reply = replace(reply, tensors=tensors)
+        reply = replace(reply, tensors=self.inner.covered(party, reply.tensors))
         code = self.encoding(payload)
         drawn = self.stochastic or self.noise or code.layout.sums
         secret = party.private("encode", self.label) if drawn else b""
@@ -179,6 +180,11 @@ class Channel(Part):
     def least(self, parties: int) -> int:
         """The fewest of `parties` parties whose sum can be opened."""
         return 1
+
+    def needed(self, ask: Ask) -> int:
+        """The fewest parties of an ask whose sum may be opened."""
+        asked = ask.enough or len(ask.parties)
+        return asked if ask.need == "all" else self.least(asked)
 
     def hint_for(self, least: int, parties: int) -> str:
         """Which setting ensures that no sum of fewer than `least` of `parties` parties can be opened."""

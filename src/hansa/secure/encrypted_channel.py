@@ -114,7 +114,7 @@ class EncryptedChannel(Channel):
         The parties in `wrong`, which sent invalid data, are rejected with the reason.
         """
         leave_out(fed, wrong)
-        least, count = self.least(len(ask.parties)), len(answer.parties) - len(wrong)
+        least, count = self.needed(ask), len(answer.parties) - len(wrong)
         if count < least:
             raise RoundAborted(
                 f"{count} of {len(ask.parties)} parties sent their numbers, and the secure sum "

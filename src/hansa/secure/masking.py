@@ -122,7 +122,7 @@ class Masking(Channel):
         asked = ask.enough or len(ask.parties)
         if asked < 2:
             raise RoundAborted("a secure sum over one party would be what that party sends")
-        terms, needed = self.terms(asked), self.least(asked)
+        terms, needed = self.terms(asked), self.needed(ask)
         op = SecureMasked(**{**self.settings(ask, noise), "parties": asked})  # type: ignore[arg-type]
 
         keys = await fed.gather(SecureKeys(self.active), {"session": f"{ask.phase} {ask.index}"}, parties=ask.parties)
