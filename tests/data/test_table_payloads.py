@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hansa.core.entries import refuses_payload, sizes_of
 from hansa.core.errors import PartyError
 from hansa.core.gateway import SampleGateway
 from hansa.core.objective import Objective
-from hansa.core.op import Op, Party
+from hansa.core.op import Op, Party, Reply
 from hansa.core.table_layout import TableLayout
 from hansa.data.apply_table import ApplyTable, TablePlan
 from hansa.data.cells import text_code
@@ -70,6 +71,25 @@ def test_sums_of_a_table_keep_their_means_where_they_are_rescaled_to_fewer_sampl
     means = (joined_sums(r["hi"], r["lo"]) / r["count"].clamp(min=1)[:, None] for r in (less, reply))
     torch.testing.assert_close(*means, rtol=1e-9, atol=0)
     assert less["count"].tolist() == [300, 3, 300, 0]
+
+
+def test_a_secure_sum_adds_random_digits_after_the_last_one_of_each_sum() -> None:
+    """Without them the sum of many large numbers shows the last digits of one party's small number."""
+    values = torch.tensor([[0.25, -(2.0**-20)], [-700.0, 3 * 2.0**-60], [0.0, 0.0]], dtype=torch.float64)
+    reply = {"rows": torch.tensor(9), "count": torch.tensor([9, 9, 0]), **split_sums(values)}
+    covered = [TableSums(squares=True).covered(replace(party(), id=number), reply) for number in (0, 1)]
+    for tensors in covered:
+        torch.testing.assert_close(joined_sums(tensors["hi"], tensors["lo"]), values, rtol=2.0**-51, atol=0)
+        assert not tensors["lo"][2].any() and tensors["lo"][:2, :, -1].any()
+    assert not torch.equal(covered[0]["lo"], covered[1]["lo"])
+
+
+def test_sums_that_their_counts_do_not_allow_are_impossible() -> None:
+    values = torch.tensor([[2e9, 3.0]], dtype=torch.float64)  # a value adds at most 2 to a sum, and 4 to the squares
+    reply = Reply({"rows": torch.tensor(10**9), "count": torch.tensor([1]), **split_sums(values)}, weight=10**9)
+    assert "counts do not allow" in str(TableSums(squares=True).impossible(reply, SUMS))
+    honest = TableSums(squares=True).run(party(), SUMS, {})[0]
+    assert TableSums(squares=True).impossible(honest, SUMS) is None
 
 
 @pytest.mark.parametrize(("op", "payload"), [

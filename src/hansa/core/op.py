@@ -238,13 +238,17 @@ class Party:
     def draws(self, key: int, stream: int, share: float) -> np.ndarray[Any, Any]:
         """Which training samples an ask draws; NotAdmitted if it draws or leaves out fewer than `min_drawn`."""
         chosen: np.ndarray[Any, Any] = self.row_draws(key, stream, share) < share
+        self.check_drawn(chosen)
+        return chosen
+
+    def check_drawn(self, chosen: np.ndarray[Any, Any]) -> None:
+        """NotAdmitted if an ask draws or leaves out fewer training samples than `min_drawn`."""
         count = int(chosen.sum())
         if self.min_drawn and (count < self.min_drawn or 0 < self.n - count < self.min_drawn):
             raise NotAdmitted(
                 f"its policy requires that an ask draws at least {self.min_drawn} of its samples and leaves out none, "
                 "or as many; choose a share nearer to a half, or no sampling"
             )
-        return chosen
 
     @property
     def n(self) -> int:
@@ -400,6 +404,10 @@ class Op(Part):
         """The tensors of a sum over `samples` samples, rescaled to count as one over at most `limit` of them."""
         return rescaled(tensors, self.per_sample, samples, limit)
 
+    def covered(self, party: Party, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A party's tensors as a secure sum adds them, without digits that the sum would show of one party."""
+        return dict(tensors)
+
     def impossible(self, reply: Reply, payload: Payload) -> str | None:
         """Why a reply of the expected names, shapes and types cannot be true; None if it may be. It is then rejected.
 
@@ -512,6 +520,9 @@ class Wrapper(Op):
 
     def rescaled(self, tensors: Mapping[str, Tensor], samples: int, limit: int) -> dict[str, Tensor]:
         return self.inner.rescaled(tensors, samples, limit)
+
+    def covered(self, party: Party, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.inner.covered(party, tensors)
 
     def most_stated(self, samples: int, payload: Payload) -> int:
         return self.inner.most_stated(samples, payload)

@@ -8,6 +8,7 @@ party's rows never leave it. Every payload is checked: the aggregator chooses it
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,6 +32,7 @@ PREFIXES = 4096  # prefixes of codes in one ask, at most
 MOST_BITS = 12  # by which one ask prolongs a prefix, at most
 SHORTEST = 16  # the last bits of a code, which no ask reads
 WEIGHT = 2**20  # of a name in a sum, at most
+DIGITS, DRAWN = 53, 32  # bits of a float64; bytes that are drawn for a number
 HI, LO, PARTS = 8, 27, 5  # bits after the point in `hi`, in each part of `lo`, and the number of these parts
 ROWS: Shape = ((), torch.int64)
 
@@ -142,6 +144,25 @@ class TableSums(Op):
         sums = torch.stack([scaled.sum(0), *([scaled.square().sum(0)] if self.squares else [])], -1)
         found = {"rows": torch.tensor(len(x)), "count": known.sum(0), **split_sums(sums)}
         return Reply(found, weight=len(x)), memory
+
+    def covered(self, party: Party, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As of other ops; random digits follow the last one of each float64: a sum would show a small number's."""
+        hi, wholes = tensors["hi"], _wholes(tensors["hi"], tensors["lo"])
+        draws = hashlib.shake_256(party.private("table sums")).digest(DRAWN * len(wholes))
+        parts = []
+        for k, whole in enumerate(wholes):
+            drawn = int.from_bytes(draws[DRAWN * k : DRAWN * (k + 1)], "little")
+            parts.append(_split_whole(whole + drawn % 2 ** max(0, abs(whole).bit_length() - DIGITS)))
+        split = torch.tensor(parts, dtype=torch.int64).view(*hi.shape, 1 + PARTS)
+        return {**tensors, "hi": split[..., 0], "lo": split[..., 1:]}
+
+    def impossible(self, reply: Reply, payload: Payload) -> str | None:
+        return self.impossible_sum(reply.tensors, payload, reply.weight)
+
+    def impossible_sum(self, sums: Mapping[str, Tensor], payload: Payload, samples: int) -> str | None:
+        most = torch.tensor([2, 4]) * 2**HI  # that a value adds to the sum, and to the sum of squares
+        beyond = sums["hi"].abs() > most[: sums["hi"].shape[1]] * sums["count"][:, None]
+        return "it has sums that its counts do not allow" if bool(beyond.any()) else None
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
         count, sums = len(payload["features"]), 2 if self.squares else 1

@@ -209,8 +209,8 @@ class GradientHistograms(TreeOp):
     `trees` is the number of earlier trees. A party remembers their outputs for its samples. The first ask of a round
     sends all earlier trees (`before`), later ones rely on the memory. `held` is the share of samples that only measure
     the model: the reply to the first ask has their loss, `loss`, and their number, `held`. `sample` is the share of
-    rows that a tree uses. Rows are drawn by `key`, the party and the row. `points` is the resolution of surrogates
-    (`sketches.surrogates`); 0 for the samples themselves.
+    rows that a tree uses. Rows are drawn by `key` and the party (`Party.row_draws`). `points` is the resolution of
+    surrogates (`sketches.surrogates`); 0 for the samples themselves.
     """
 
     loss: str = "logistic"
@@ -264,6 +264,7 @@ class GradientHistograms(TreeOp):
             raise NotAdmitted(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
         held = party.draws(self.key, 0, self.held) if self.held else np.zeros(party.n, dtype=bool)
         drawn = party.draws(self.key, 1 + self.trees, self.sample) if self.sample < 1 else ~held
+        party.check_drawn(drawn & ~held)
         x, y = party.samples("statistics")
         bins = Bins.of(payload["bins"], int(np.prod(x.shape[1:])))
         own = coded(x, bins, self.points(payload))
