@@ -12,9 +12,15 @@ from hansa.core.objective import Objective
 from hansa.local import SGD, SVRG, Gradient, LocalSolver
 from hansa.sim.schedule import schedule
 
+
+def sgd(batch: int | None, epochs: int, steps: int | None, drop_last: bool) -> SGD:
+    """A solver without fields that others leave without effect."""
+    return SGD(batch=batch, epochs=1 if steps else epochs, steps=steps, drop_last=drop_last and batch is not None)
+
+
 SOLVERS = st.one_of(
     st.builds(
-        SGD,
+        sgd,
         batch=st.one_of(st.none(), st.integers(1, 9)),
         epochs=st.integers(1, 3),
         steps=st.one_of(st.none(), st.integers(1, 8)),

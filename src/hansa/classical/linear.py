@@ -15,6 +15,7 @@ from hansa.classical import inference, newton
 from hansa.classical.convex_sums import FEATURES, MOST_FEATURES, ConvexSums, Features
 from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.ask import Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import FreeForm, Nested, Number, Shaped, Sizes, Text, stated
 from hansa.core.errors import ConfigError, DataError, PartyError
@@ -35,15 +36,16 @@ SEPARATED = 0.1  # a last step that still changes a score by this much on averag
 class Sums(NamedTuple):
     """What a round learns, as means over all samples; `hessian` in blocks."""
 
+    parties: int
     n: int
     loss: float
     gradient: Tensor
     hessian: Tensor
 
     @classmethod
-    def of(cls, sums: Mapping[str, Tensor]) -> Sums:
-        n = int(sums["count"])
-        return cls(n, float(sums["loss"]) / n, sums["gradient"].cpu() / n,
+    def of(cls, reduced: Reduced) -> Sums:
+        sums, n = reduced.sums, int(reduced.sums["count"])
+        return cls(reduced.count, n, float(sums["loss"]) / n, sums["gradient"].cpu() / n,
                    sums["hessian"].cpu() / n if "hessian" in sums else torch.empty(0))  # fmt: skip
 
 
@@ -110,6 +112,8 @@ class LinearModel(Algorithm):
             slots["centre"] = newton.far_centre(sums.hessian[0])
             if bool(slots["centre"].any()):
                 sums = await self._sums(fed, op, slots)
+        if "accepted" not in slots and op.loss == "logistic" and self.intercept and self._has_errors:
+            self._check_classes(sums, len(fed.parties))
         slots |= self.next(op, slots, slots["w"], sums)
         if slots["done"] and op.loss == "logistic" and self._has_errors:
             sums = await self._sums(fed, op, slots)
@@ -120,7 +124,7 @@ class LinearModel(Algorithm):
     async def _sums(self, fed: Federation, op: ConvexSums, slots: Mapping[str, Any]) -> Sums:
         """The sums at the parameters of the slots, with features about their centre."""
         centre = {"centre": slots["centre"]} if bool(slots["centre"].any()) else {}
-        return Sums.of((await fed.reduce(op, {"w": slots["w"], **centre})).sums)
+        return Sums.of(await fed.reduce(op, {"w": slots["w"], **centre}))
 
     @property
     def _has_errors(self) -> bool:
@@ -136,8 +140,6 @@ class LinearModel(Algorithm):
         if promised > rounded and sums.n == slots["count"] and value > slots["value"] - newton.ARMIJO * promised:
             length = slots["length"] / 2
             return {"w": slots["accepted"] + length * slots["step"], "length": length}
-        if "accepted" not in slots and op.loss == "logistic" and self.intercept and self._has_errors:
-            self._check_classes(sums)
         free = slots["free"] if "free" in slots else self._free(sums.hessian[0], slots, at)
         sizes = slots["sizes"] if "sizes" in slots else sums.hessian[0].diagonal().sqrt()
         hessian = self._hessian(op, sums, len(at))
@@ -187,8 +189,11 @@ class LinearModel(Algorithm):
                  for at in columns]  # fmt: skip
         return ", ".join(words[:8]) + (f" and {len(words) - 8} more" if len(words) > 8 else "")
 
-    def _check_classes(self, sums: Sums) -> None:
-        """Refuse a class without samples, by the sums at W = 0; its intercept would fall without end."""
+    def _check_classes(self, sums: Sums, parties: int) -> None:
+        """Refuse a class of which none of the parties has a sample, by their sums at W = 0: its intercept would fall
+        without end. If a party is away, it may have the samples."""
+        if sums.parties < parties:
+            return
         rows = len(sums.gradient)
         classes = max(2, rows)
         weight = float(sums.hessian[0, 0, 0]) / (1 / classes * (1 - 1 / classes))  # the mean weight of a sample
@@ -213,10 +218,8 @@ class LinearModel(Algorithm):
         return bool(state.slots["done"])
 
     def unfinished(self, state: State) -> str | None:
-        if state.slots["done"] or self.op(state.slots).loss in (
-            "squared",
-            "hinge",
-        ):  # exact in a round; never at an end
+        exact_or_endless = ("squared", "hinge")  # one round is exact, or steps never end
+        if state.slots["done"] or self.op(state.slots).loss in exact_or_endless:
             return None
         lacking = " and have no standard errors" if self._has_errors else ""
         return f"{self.name} has not converged: its coefficients are not final{lacking}; raise run.rounds"

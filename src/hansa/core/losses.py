@@ -125,6 +125,6 @@ def metrics(loss: str | Loss, output: Tensor, target: Tensor) -> dict[str, float
         spread = float(((target - target.mean()) ** 2).mean())
         out["rmse"] = float((residual**2).mean() ** 0.5)
         out["mae"] = float(residual.abs().mean())
-        if spread > (float(target.mean()) * torch.finfo(torch.float64).eps) ** 2:  # else equal up to rounding
+        if bool((target != target.flatten()[0]).any()) and spread > 0:
             out["r2"] = 1.0 - float((residual**2).mean()) / spread
     return out

@@ -47,7 +47,7 @@ WORKLOAD = "counted by [limits] before the work begins"
 SIZED = "its reply is measured before the work begins (limits.memory)"
 CHECKED = "the part itself refuses other values"
 METRIC = "evaluate.numbers and evaluate.groups bound the numbers of an evaluation"
-SEEDED = "it seeds draws of samples or places; a party with a privacy floor draws samples by a secret of its own"
+SEEDED = "it seeds draws of samples or places; with a privacy floor a party draws its samples by a secret of its own"
 HARMLESS: Mapping[str, str] = {
     "epochs": WORKLOAD, "steps": WORKLOAD, "parties": WORKLOAD, "neighbours": WORKLOAD, "samples": WORKLOAD,
     "align": WORKLOAD, "slots": CHECKED, "width": SIZED, "length": SIZED, "classes": SIZED,

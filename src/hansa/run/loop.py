@@ -210,7 +210,6 @@ class Training:
             line["seconds"] = round(progress.seconds, 6)
             if progress.stopped is not None and (why := self.algorithm.unfinished(self.state)) is not None:
                 line["unfinished"] = why
-                log.warning("%s", why)
             self._store(line)
         if progress.kept:
             self.published = State.of_tree(progress.kept)

@@ -10,14 +10,13 @@ large as `privacy.statistics`. Sums over samples without a bound (moments, gradi
 more entries still, and keep the digits of a float64 at every magnitude between `SMALLEST` and `LARGEST`.
 
 Whoever sees the exact sum of floats of unlike size sees the last digits of the small ones, below the last digit of the
-large ones. So a party goes on with random digits where those of its number end (`WideFixedPoint.split`): the sum has no
-digits of any number that are finer than those of the largest.
+large ones. So a party goes on with random digits where those of its number end (`WideFixedPoint.split`).
 
-A few values outside their range (at most one in `RARE`) are cut off. With more of
-them, or one that is not finite, the party declines, which its vault counts. What it would send instead is known: zeros,
-or the limit times its weight. An aggregator that has the updates of all parties but one diverge would read that one's
-update in the sum. A metric is cut off, or left out if it is not finite: it is one number, and a model that diverged
-would use up the declines. The party's log says which setting to raise.
+A few values outside their range (at most one in `RARE`) are cut off. With more of them, or one that is not finite, the
+party declines, which its vault counts. What it would send instead is known: zeros, or the limit times its weight. An
+aggregator that has the updates of all parties but one diverge would read that one's update in the sum. A metric is cut
+off, or left out if it is not finite: it is one number, and a model that diverged would use up the declines. The party's
+log says which setting to raise.
 """
 
 from __future__ import annotations

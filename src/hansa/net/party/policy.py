@@ -469,9 +469,7 @@ class Policy:
                 return f"its policy does not accept the {kind} {part.name!r}"
             if isinstance(part, Op) and part.divides and (self.min_cohort > 1 or self.privacy.active):
                 rule = "active masks" if self.min_cohort == 1 else f"a cohort of at least {self.min_cohort}"
-                return (
-                    f"its policy requires {rule}, and a sum of {part.name!r} tells clusters apart, perhaps of one party"
-                )
+                return f"its policy requires {rule}, and {part.name!r} tells clusters apart, perhaps of one party"
             unknown = [name for name in _functions(part) if name not in self.functions]
             if unknown:
                 return f"its policy does not allow the function {unknown[0]!r}"
