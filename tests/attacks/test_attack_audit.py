@@ -248,8 +248,14 @@ def test_runs_that_cannot_be_attacked_are_refused_with_the_reason(tmp_path: Path
         attack(folder, task=make_task())
     with pytest.raises(ConfigError, match=r"repeat the run without run\.own"):
         attack(trained(rounds=1, own={"0": {"lr": 0.1}}))
-    with pytest.raises(ConfigError, match=r"repeat the run without run\.finetune, and attack the shared model"):
-        attack(trained(rounds=1, finetune={"epochs": 1}))
+
+
+def test_of_a_fine_tuned_run_the_shared_model_is_attacked(tmp_path: Path) -> None:
+    tuned = trained(rounds=1, finetune={"epochs": 1})
+    shared = attack(trained(rounds=1), ("membership",), references=1).tree["membership"]
+    assert attack(tuned, ("membership",), references=1).tree["membership"] == shared
+    folder = tuned.save(tmp_path / "tuned")
+    assert attack(folder, ("membership",), references=1, task=make_task()).tree["membership"] == shared
 
 
 def test_a_saved_run_from_python_is_attacked_with_its_task(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from hansa.core.registry import build, fill, from_config
 from hansa.core.task import Task
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.prepare import Preparation
+from hansa.local.finetune import FineTuning
 from hansa.privacy import Privacy, privacy
 from hansa.run import Run
 from hansa.run.result import Result
@@ -189,11 +190,8 @@ def final_model(result: Result) -> TrainedModel:
 def _model(objective: Objective, predictor: Predictor, payload: Payload) -> TrainedModel:
     if predictor.name == "network":
         return TrainedModel(objective, Params(**payload["model"]))
-    if predictor.name == saved_model.TUNED:
-        raise ConfigError(
-            "attacks need one shared model, and run.finetune gives each party a model of its own, which stays there; "
-            "repeat the run without run.finetune, and attack the shared model"
-        )
+    if predictor.name == saved_model.TUNED:  # the parties' own models stay with them: only the shared one is known
+        return _model(objective, build("predictor", payload["inner"]), payload["payload"])
     if predictor.personal or predictor.joint or predictor.gives != "probabilities" or not predictor.probable(payload):
         raise ConfigError(
             "attacks need one shared model that gives probabilities; the model of this run is of the kind "
@@ -288,6 +286,7 @@ def _recipe(algorithm: Algorithm, task: Task, settings: dict[str, Any], model: T
     spent = [line for line in history if line.get("epsilon") is not None]
     claimed = (float(spent[-1]["epsilon"]), float(spent[-1]["delta"])) if spent else (None, None)
     header = tuple(task.header[1:]) if task.header else tuple(holdings.columns)
+    settings = {**settings, "finetune": FineTuning()}  # of which no model leaves a party
     return Recipe(algorithm, task, settings, model, members, (others[0], others[1]), holdings.classes, header,
                   settings["seed"], run_dir, *claimed)  # fmt: skip
 
