@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from league import League, draft, logistic_task, samples
+from league import PATIENCE, League, draft, logistic_task, samples
 from relay_league import RelayLeague
 
 import hansa
@@ -171,8 +172,15 @@ def test_the_logs_of_root_and_relays_verify_and_name_the_parties(tree: Tree, tmp
     (closed, _) = [e for e in tree.root.events("round closed") if e["job"] == ended["id"]]
     members = {m["party"]: m.get("parties") for m in json.loads(closed["detail"])["members"]}
     assert members == {"cid": None, "north": ["ann", "dan"], "south": ["bob", "eve+", "fay"]}
-    passed = [e for e in tree.relays["north"].events("passed on") if e["job"] == ended["id"]]
-    assert all(json.loads(e["detail"])["receipt"]["status"] == "accepted" for e in passed) and len(passed) >= 3
+
+    def passed() -> list[Any]:
+        return [e for e in tree.relays["north"].events("passed on") if e["job"] == ended["id"]]
+
+    end = time.monotonic() + PATIENCE
+    while len(passed()) < 3 and time.monotonic() < end:  # the last one may be late too
+        time.sleep(0.05)
+    assert len(passed()) >= 3
+    assert all(json.loads(e["detail"])["receipt"]["status"] == "accepted" for e in passed())
 
 
 @pytest.fixture
@@ -201,7 +209,7 @@ def test_the_root_learns_why_a_party_behind_a_relay_refuses(small: Tree) -> None
 def test_a_job_waits_for_the_parties_behind_a_relay_and_goes_on_without_one(small: Tree) -> None:
     north = small.relays["north"]
     north.members.pop("cid").leave()
-    north.queue.absent_after = 0.3
+    north.queue.absent_after = 3.0  # on a busy machine the other parties may be silent for a second
     small.root.until(lambda: small.root.queue.present(range(3)) == [0, 1])
     tree = {"task": TASK, "algorithm": "fedavg", "run": {"rounds": 2, "quorum": 2, **EXACT}}
     job = small.root.submit(tree, min_parties=2)
