@@ -177,9 +177,9 @@ def test_the_logs_of_root_and_relays_verify_and_name_the_parties(tree: Tree, tmp
         return [e for e in tree.relays["north"].events("passed on") if e["job"] == ended["id"]]
 
     end = time.monotonic() + PATIENCE
-    while len(passed()) < 3 and time.monotonic() < end:  # the last one may be late too
+    while len(passed()) < 2 and time.monotonic() < end:  # one per round; the last one may be late too
         time.sleep(0.05)
-    assert len(passed()) >= 3
+    assert len(passed()) >= 2
     assert all(json.loads(e["detail"])["receipt"]["status"] == "accepted" for e in passed())
 
 
