@@ -178,9 +178,8 @@ def guard(dp: CentralDP, algorithm: hansa.Algorithm | None = None, parties: int 
 
 def clips(dp: CentralDP, updates: list[Tensor], rounds: int) -> tuple[list[float], Tensor]:
     """The clip of each round and the last sum, if every party sends the same update in every round."""
-    private = guard(
-        dataclasses.replace(dp, accountant="rdp"), parties=len(updates)
-    )  # a thousand rounds of pld: a minute
+    dp = dataclasses.replace(dp, accountant="rdp")  # a thousand rounds of pld take a minute
+    private = guard(dp, parties=len(updates))
     kept, out, total = private.begin(), [], torch.zeros(())
     for round in range(rounds):
         fed = Federation(range(len(updates)), round, 0, len(updates))
