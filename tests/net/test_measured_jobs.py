@@ -64,9 +64,7 @@ def test_a_deployed_job_measures_the_bits_of_the_simulation(secure: dict[str, An
     line, wanted = deployed(league, {**tree(), **secure}), simulated(**secure)
     for name in ("accuracy", "f1", "auc", "confusion_matrix", "recall_by_a", "recall_by_a_gap"):
         assert line[name] == wanted[name]
-    assert line["loss"] == (
-        pytest.approx(wanted["loss"], rel=1e-6) if secure else wanted["loss"]
-    )  # random last digits
+    assert line["loss"] == (pytest.approx(wanted["loss"], rel=1e-6) if secure else wanted["loss"])  # random last digits
     assert line.get("parties") == wanted.get("parties")
 
 
