@@ -69,9 +69,12 @@ def _wholes(hi: Tensor, lo: Tensor) -> list[int]:
     return wholes
 
 
-def _split_whole(whole: int) -> list[int]:
-    """The inverse of `_wholes`: `hi`, then the parts of `lo`."""
-    return [whole >> (LO * PARTS), *((whole >> (LO * k)) % 2**LO for k in reversed(range(PARTS)))]
+def _split_wholes(wholes: list[int], like: Tensor) -> dict[str, Tensor]:
+    """The inverse of `_wholes`: `hi` with the shape of `like`, and the parts of `lo`."""
+    parts = [[whole >> (LO * PARTS), *((whole >> (LO * k)) % 2**LO for k in reversed(range(PARTS)))]
+             for whole in wholes]  # fmt: skip
+    split = torch.tensor(parts, dtype=torch.int64).view(*like.shape, 1 + PARTS)
+    return {"hi": split[..., 0], "lo": split[..., 1:]}
 
 
 CODES = Shaped(types=WHOLE, shape=("pairs",), least=0, most=2 ** (CODE_BITS - SHORTEST) - 1)
@@ -130,9 +133,8 @@ class TableSums(Op):
         hi, lo, was = tensors["hi"], tensors["lo"], tensors["count"].clamp(min=1)
         counts = zip(less["count"].repeat_interleave(hi.shape[1]).tolist(), was.repeat_interleave(hi.shape[1]).tolist(),
                      strict=True)  # fmt: skip
-        parts = [_split_whole(whole * new // old) for whole, (new, old) in zip(_wholes(hi, lo), counts, strict=True)]
-        split = torch.tensor(parts, dtype=torch.int64).view(*hi.shape, 1 + PARTS)
-        return {**less, "hi": split[..., 0], "lo": split[..., 1:]}
+        wholes = [whole * new // old for whole, (new, old) in zip(_wholes(hi, lo), counts, strict=True)]
+        return {**less, **_split_wholes(wholes, hi)}
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, layout = coded_rows(party)
@@ -149,12 +151,10 @@ class TableSums(Op):
         """As of other ops; random digits follow the last one of each float64: a sum would show a small number's."""
         hi, wholes = tensors["hi"], _wholes(tensors["hi"], tensors["lo"])
         draws = hashlib.shake_256(party.private("table sums")).digest(DRAWN * len(wholes))
-        parts = []
         for k, whole in enumerate(wholes):
             drawn = int.from_bytes(draws[DRAWN * k : DRAWN * (k + 1)], "little")
-            parts.append(_split_whole(whole + drawn % 2 ** max(0, abs(whole).bit_length() - DIGITS)))
-        split = torch.tensor(parts, dtype=torch.int64).view(*hi.shape, 1 + PARTS)
-        return {**tensors, "hi": split[..., 0], "lo": split[..., 1:]}
+            wholes[k] += drawn % 2 ** max(0, abs(whole).bit_length() - DIGITS)
+        return {**tensors, **_split_wholes(wholes, hi)}
 
     def impossible(self, reply: Reply, payload: Payload) -> str | None:
         return self.impossible_sum(reply.tensors, payload, reply.weight)
