@@ -43,7 +43,7 @@ class MemberPool:
         return cls(x, torch.cat([recipe.members.y[rows], recipe.others[1][others]]), len(rows), rows)
 
     def success(self, scores: Any, among: int = 1) -> dict[str, Any]:
-        """The success of scores that should be higher for members, as one of so many attacks."""
+        """The success of scores that should be higher for members, as one of several attacks."""
         values = np.asarray(scores, dtype=np.float64)
         return membership_success(values[: self.count], values[self.count :], among)
 
