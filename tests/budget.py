@@ -3,35 +3,23 @@
     make test-budget                    after `make test` and `make test-rest`
     make test-budget BUDGET=--record    record the present costs as budgets
 
-Costs are seconds of a machine on which `floor` takes FLOOR seconds, so that a slower or a busy machine changes little.
+The budget has the processor seconds of one machine. Another machine, or a busy one, is as fast as the middle one of its
+folders says: a folder is over its budget if it grew by more than half beside the others.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
-import torch
-
 HERE = Path(__file__).parent
 CACHE = HERE.parent / ".pytest_cache" / "v" / "hansa"
-FLOOR = 0.4  # seconds of processor time
 ROOM = 1.5  # times its budget, and SPARE seconds, that a folder may take: processor time varies by a third
 SPARE = 5.0
 DEAREST = 10
-
-
-def floor() -> float:
-    """Seconds of processor time of a fixed piece of work, half of it Python's and half of it torch's."""
-    torch.set_num_threads(1)
-    start, rows = time.process_time(), torch.ones(64, 64)
-    for _ in range(60_000):
-        rows = rows * 1.0
-    sum(number * number for number in range(2_000_000))
-    return time.process_time() - start
 
 
 def main() -> int:
@@ -45,25 +33,25 @@ def main() -> int:
             )
             return 2
         costs |= {f"{tier} {name}": cost for name, cost in json.loads(path.read_text()).items()}
-    unit = min(floor() for _ in range(5)) / FLOOR
     folders: Counter[str] = Counter()
     tests: Counter[str] = Counter()
     for name, cost in costs.items():
         folder = name.partition("::")[0].split("/")[1]
-        folders[folder if "." not in folder else "(files)"] += cost / unit  # type: ignore[assignment]
+        folders[folder if "." not in folder else "(files)"] += cost  # type: ignore[assignment]
         tests[folder if "." not in folder else "(files)"] += 1
     file = HERE / "budget.json"
     if sys.argv[1:] == ["--record"]:
         file.write_text(json.dumps({name: round(cost, 1) for name, cost in sorted(folders.items())}, indent=1) + "\n")
     budget = json.loads(file.read_text())
     print(f"{'folder':12} {'tests':>6} {'seconds':>8} {'budget':>8}")
+    speed = statistics.median(folders[name] / cost for name, cost in budget.items())
     over = []
     for name, cost in folders.most_common():
-        allowed = budget.get(name, 0.0)
+        allowed = speed * budget.get(name, 0.0)
         if cost > ROOM * allowed + SPARE:
             over.append(name)
         print(f"{name:12} {tests[name]:6} {cost:8.1f} {allowed:8.1f}{'  over its budget' if name in over else ''}")
-    print(f"{'all':12} {len(costs):6} {sum(folders.values()):8.1f} {sum(budget.values()):8.1f}")
+    print(f"{'all':12} {len(costs):6} {sum(folders.values()):8.1f} {speed * sum(budget.values()):8.1f}")
     print("the dearest tests, in seconds of this machine's processor time:")
     for name, cost in sorted(costs.items(), key=lambda item: -item[1])[:DEAREST]:
         print(f"{cost:8.1f}  {name}")

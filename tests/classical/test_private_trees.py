@@ -14,6 +14,7 @@ from test_tree_growth import asked_of, party_of
 import hansa
 from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.gradients import rounded
+from hansa.classical.trees import private
 from hansa.classical.trees.private import PrivateHistograms
 from hansa.classical.trees.table import TreeTable
 from hansa.core.budget import Release
@@ -30,7 +31,7 @@ def samples(n: int = 600) -> tuple[Any, Any]:
     return x, (x[:, 0] + 0.3 * x[:, 1] > 0).astype(int)
 
 
-def test_the_noise_has_sigma_times_the_largest_change_that_one_sample_makes() -> None:
+def test_the_noise_has_sigma_times_the_largest_change_that_one_sample_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     data = samples(60)
     _, payload = asked_of(boosted([data], 1))
     first = PrivateHistograms("logistic", 2, 1.0, 20, 1)
@@ -46,6 +47,10 @@ def test_the_noise_has_sigma_times_the_largest_change_that_one_sample_makes() ->
         assert (numbers[0][:, row] / unit).std(0).mean() == pytest.approx(deviation, rel=0.06)
         if unit > 1:  # counts are rounded to whole numbers after the noise
             assert (numbers[1][:, row] / unit).std(0).mean() == pytest.approx(0.3 * deviation, rel=0.2)
+    drawn: list[float] = []  # a mean of draws does not show an error of a hundredth
+    monkeypatch.setattr(private, "discrete_gaussian", lambda sigma, _, n: drawn.append(sigma) or np.zeros(n, np.int64))
+    first.run(party, payload, {})
+    assert drawn == pytest.approx([deviation * 2.0**20, deviation * 2.0**20, deviation], rel=1e-12)
     # The sums of two tables that differ by one row differ by at most that much.
     less = party_of((data[0][:-1], data[1][:-1]))
     plain = [super(PrivateHistograms, first).run(p, payload, {})[0].tensors["sums"][0].numpy() for p in (party, less)]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import logging
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +100,11 @@ class Watch:
 def watched() -> Iterator[None]:
     """Record and replay releases. Draws and session keys are the same for both twins; nothing is logged."""
     clipped_sum, histograms, digest = Context.clipped_sum, PrivateHistograms.run, Worker._input_digest
+    deviations: list[float] = []
+
+    def no_noise(sigma: float, secret: bytes, count: int) -> Any:
+        deviations.append(sigma)
+        return np.zeros(count, dtype=np.int64)
 
     def released(self: Grid, total: Tensor, secret: bytes) -> Tensor:
         value = ((total + ((1 << self.shift) >> 1)) >> self.shift).to(torch.float64).mul_(self.step)
@@ -114,8 +118,7 @@ def watched() -> Iterator[None]:
         reply, memory = histograms(self, party, payload, memory)
         sums = reply.tensors["sums"]
         units = torch.tensor([2.0**-self.bits, 2.0**-self.bits, 1.0], dtype=torch.float64)[None, :, None]
-        trees = len(np.unique(payload["slots"][:, 0].numpy()))
-        bound = math.sqrt(trees * len(payload["features"]) * (1 + 1 / 16 + 1))
+        bound = deviations.pop() / self.sigma  # of counts, whose unit is one sample
         secret = party.private("tree sums", self.trees, self.ask)
         value = Watch.tape.release(sums * units, bound, secret, sums, "histograms")
         return Reply({**reply.tensors, "sums": value}, reply.weight, reply.maxima, reply.metrics), memory
@@ -129,7 +132,7 @@ def watched() -> Iterator[None]:
             (Context, "clipped_sum", clipped),
             (Context, "noise", lambda self, key: torch.zeros(self.spec.dim, dtype=torch.float64)),
             (PrivateHistograms, "run", counted),
-            (private, "discrete_gaussian", lambda sigma, secret, count: np.zeros(count, dtype=np.int64)),
+            (private, "discrete_gaussian", no_noise),
             (SampleGateway, "digest", lambda self: "0" * 64),
             (Worker, "_input_digest", input_digest),
             (sessions, "secrets", SimpleNamespace(token_bytes=bytes)),
