@@ -12,9 +12,9 @@ from test_boosting import boosted, divided
 from test_tree_growth import asked_of, party_of
 
 import hansa
+from hansa.classical.trees import private
 from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.gradients import rounded
-from hansa.classical.trees import private
 from hansa.classical.trees.private import PrivateHistograms
 from hansa.classical.trees.table import TreeTable
 from hansa.core.budget import Release
