@@ -23,14 +23,14 @@ from pathlib import Path
 
 import torch
 
-from hansa.core import codec
 from hansa.core.ask import Ask, Reduced
 from hansa.core.op import Reply
-from hansa.core.replies import combine
-from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.sums import StoredReply
 from hansa.local import SGD
+from hansa.plumbing import codec
+from hansa.replies.replies import combine
+from hansa.replies.reply_checks import Rules
 
 FILES = 4
 

@@ -30,11 +30,11 @@ from torch import nn
 from workload import COHORT, PARTIES, RATE, SAMPLES, SIDE, party, population
 
 import hansa
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import DPSGD, LocalSolver
 from hansa.models import TwoNN
+from hansa.numerics.objective import Objective
 
 HERE = Path(__file__).resolve().parent
 OPACUS = HERE / ".envs/opacus/bin/python"

@@ -13,8 +13,8 @@ import time
 import torch
 from updates import matrix, samples
 
-from hansa.core.exact_sums import ExactSum, too_large
 from hansa.core.sums import BlockSum
+from hansa.numerics.exact_sums import ExactSum, too_large
 
 PARTIES, NUMBERS, REPEATS = 100, 1_000_000, 7
 

@@ -186,7 +186,7 @@ def out_of_core(given: argparse.Namespace) -> dict[str, Any]:
     import torch
     from fusion_rules import rules
 
-    from hansa.core.rows import MappedRows
+    from hansa.numerics.rows import MappedRows
 
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:

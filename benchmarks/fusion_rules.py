@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from updates import FAULTY, arguments, matrix, samples, serve
 
-from hansa.core.rows import Rows
 from hansa.fusion import (
     Bulyan,
     FLTrust,
@@ -27,6 +26,7 @@ from hansa.fusion import (
     WeightedMean,
     Zeno,
 )
+from hansa.numerics.rows import Rows
 
 
 def rules(updates: Tensor | Rows) -> dict[str, Callable[[], Tensor]]:

@@ -51,13 +51,13 @@ sys.path.insert(0, str(HERE.parent / "tests" / "net"))
 
 from crowd import Crowd, populate  # noqa: E402
 
-from hansa.core import codec  # noqa: E402
 from hansa.experiment.config import parse  # noqa: E402
 from hansa.net.aggregator.federation import FederationFolder, init  # noqa: E402
 from hansa.net.local import free_port  # noqa: E402
 from hansa.net.operator import ENDED, Operator  # noqa: E402
 from hansa.net.transport.pacing import POLL, RECONNECTS  # noqa: E402
 from hansa.net.transport.process import run_loop  # noqa: E402
+from hansa.plumbing import codec  # noqa: E402
 
 EACH = 5000  # parties in one process
 PATIENCE = 600.0  # seconds in which a process answers, or ends

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from deployment import Job, deployed
 
-from hansa.core import codec
 from hansa.core.ask import op_config
 from hansa.local import SGD
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import codec
 
 CLASSES = 10
 

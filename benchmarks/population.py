@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.core.op import Memory
-from hansa.core.params import Params, ParamSpec
 from hansa.local import SGD
+from hansa.numerics.params import Params, ParamSpec
 
 FEATURES, SAMPLES, COHORT = 60, 20, 1000
 

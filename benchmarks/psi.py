@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hansa.core.gateway import SampleGateway, TableRows
-from hansa.core.objective import Objective
 from hansa.core.op import Party
+from hansa.holdings.gateway import SampleGateway, TableRows
+from hansa.numerics.objective import Objective
 from hansa.vertical import psi_group
 from hansa.vertical.psi_ops import PsiAlign, PsiAnswer, PsiAsk
 

@@ -117,7 +117,7 @@ def memory_once(cohort: int, case: str) -> dict[str, Any]:
 
 def replay_once(parties: int) -> dict[str, Any]:
     """Seconds of training of single parties and of the driver, from runs in one process and on two actors."""
-    from hansa.core.objective import Objective
+    from hansa.numerics.objective import Objective
     from hansa.sim.engine import PartyWork, ReferenceEngine
 
     task = cnn_task()

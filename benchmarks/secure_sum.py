@@ -32,15 +32,15 @@ from typing import Any, cast
 
 import torch
 
-from hansa.core import codec
 from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.driver import drive
-from hansa.core.errors import RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault
+from hansa.holdings.gateway import SampleGateway
 from hansa.net.party.peers import Peers
 from hansa.net.transport import certificates, keys
+from hansa.plumbing import codec
+from hansa.plumbing.errors import RoundAborted
 from hansa.secure import Masking, signatures
 from hansa.secure.masking_ops import SecureMasked
 

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 import hansa
-from hansa.core import codec
-from hansa.core.gateway import SampleGateway, TableRows
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party
 from hansa.core.session_op import Receive
 from hansa.data.adult import ADULT_FEATURES, Adult
+from hansa.holdings.gateway import SampleGateway, TableRows
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
 from hansa.secure.big_integers import GMP
 from hansa.vertical.psi_ops import ROWS
 from hansa.vertical.split_ops import Roles

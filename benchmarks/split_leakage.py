@@ -21,9 +21,9 @@ from torch import Tensor
 
 import hansa
 from hansa import Split
-from hansa.core import rng
 from hansa.core.registry import from_config
 from hansa.models.dense import TwoNN
+from hansa.numerics import rng
 from hansa.sim import runtime
 
 KNOWN = 0.2  # of the people, whose columns the attacker knows

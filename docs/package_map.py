@@ -1,7 +1,7 @@
 """Draw the map of the packages from their imports: `python docs/package_map.py` updates docs/architecture.md.
 
 The picture (docs/images/packages.svg) has one box per package. A line means "imports"; packages stand above all that
-they import. Lines that follow from others are left out, as is every line to `core`, which nearly all packages import.
+they import. Lines that follow from others are left out, as is every line to `BASE`, which nearly all packages import.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ TABLE = re.compile(r"(?s)(<!-- packages: written by docs/package_map.py -->\n).*
 BOX, HEIGHT, GAP, ROW = 112, 30, 18, 78  # sizes in the picture, in pixels
 SWEEPS = 30  # over the rows of the picture, until the boxes stand still
 
+BASE = ("plumbing", "numerics", "holdings", "core", "replies")  # from the bottom; all other packages may import them
 Graph = Mapping[str, frozenset[str]]
 
 
@@ -65,7 +66,7 @@ def levels(packages: Graph) -> dict[str, int]:
             raise ValueError(f"imports form a cycle: {' -> '.join([*path[path.index(name) :], name])}")
         if name not in known:
             known[name] = 1 + max((level(below, (*path, name)) for below in sorted(packages[name])), default=0)
-            known[name] *= name != "core"  # which stands alone at the bottom
+            known[name] = BASE.index(name) - len(BASE) if name in BASE else max(known[name], 0)
         return known[name]
 
     for name in packages:
@@ -74,7 +75,7 @@ def levels(packages: Graph) -> dict[str, int]:
 
 
 def drawn(packages: Graph) -> list[tuple[str, str]]:
-    """The lines of the picture: imports that do not follow from other imports, without those of `core`."""
+    """The lines of the picture: imports that do not follow from other imports, without those of `BASE`."""
     reached: dict[str, set[str]] = {}
 
     def below(name: str) -> set[str]:
@@ -85,7 +86,7 @@ def drawn(packages: Graph) -> list[tuple[str, str]]:
     return [
         (name, other)
         for name in packages
-        for other in sorted(packages[name] - {"core"})
+        for other in sorted(packages[name] - (set() if name in BASE else {*BASE}))
         if not any(other in below(between) for between in packages[name] - {other})
     ]
 
@@ -115,11 +116,8 @@ def places(packages: Graph) -> tuple[dict[str, tuple[float, float]], int, int]:
             for number, name in enumerate(order):  # from the left, leaving room for those that follow
                 last = width - GAP - BOX / 2 - (len(order) - 1 - number) * step
                 at = x[name] = min(max(wanted[name], at + step, GAP + BOX / 2), last)
-    return (
-        {name: (x[name], height - GAP - HEIGHT / 2 - level * ROW) for level, row in rows.items() for name in row},
-        width,
-        height,
-    )
+    bottom = height - GAP - HEIGHT / 2 - len(BASE) * ROW
+    return {name: (x[name], bottom - level * ROW) for level, row in rows.items() for name in row}, width, height
 
 
 def picture(packages: Graph) -> str:
@@ -150,9 +148,10 @@ def purpose(name: str) -> str:
 def table(packages: Graph) -> str:
     """The packages as a table, those that import least first."""
     height = levels(packages)
-    rows = ["| package | what it holds | imports |", "|---|---|---|"]
+    rows = ["| package | what it holds | imports (beside the five at the bottom) |", "|---|---|---|"]
     for name in sorted(packages, key=lambda name: (height[name], name)):
-        below = ", ".join(f"`{other}`" for other in sorted(packages[name])) or "nothing"
+        shown = packages[name] if name in BASE else packages[name] - {*BASE}
+        below = ", ".join(f"`{other}`" for other in sorted(shown)) or "nothing"
         rows.append(f"| `{name}` | {purpose(name)} | {below} |")
     return "\n".join(rows) + "\n"
 

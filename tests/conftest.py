@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from hansa.core.forking import CannotFork
+from hansa.plumbing.forking import CannotFork
 from tiers import SKIPPED, TIERS, Records, is_marked, scope, thin
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload
 from hansa.core.registry import registered, to_config
 from hansa.data.describe import Describe
 from hansa.data.statement import DataStatement
 from hansa.experiment.config import parse
+from hansa.holdings.gateway import SampleGateway
 from hansa.models import Logistic
+from hansa.numerics.objective import Objective
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.testing import TREE
 from hansa.testing.experiments import COLUMN_TREE

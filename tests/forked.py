@@ -1,6 +1,6 @@
 """`hansa` commands as processes that are forked from a process that has imported everything: they start at once.
 
-That process sees no GPU, so it may compute gradients and still be forked (`hansa.core.forking`).
+That process sees no GPU, so it may compute gradients and still be forked (`hansa.plumbing.forking`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
 
-from hansa.core.forking import check_fork
+from hansa.plumbing.forking import check_fork
 
 processes = multiprocessing.get_context("forkserver")
 

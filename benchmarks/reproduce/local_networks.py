@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core import own_model
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
+from hansa.holdings.gateway import SampleGateway
 from hansa.local.solver import LocalSolver
+from hansa.numerics.objective import Objective
 
 Pair = tuple[Tensor, Tensor]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hansa.core.lazy import exports
 from hansa.core.registry import provide, refuse
+from hansa.plumbing.lazy import exports
 
 __version__ = "0.2.0"
 
@@ -180,9 +180,9 @@ _EXPORTS = {
     "Parts": "hansa.core.algorithm",
     "State": "hansa.core.algorithm",
     "Federation": "hansa.core.federation",
-    "HansaError": "hansa.core.errors",
-    "ConfigError": "hansa.core.errors",
-    "DataError": "hansa.core.errors",
+    "HansaError": "hansa.plumbing.errors",
+    "ConfigError": "hansa.plumbing.errors",
+    "DataError": "hansa.plumbing.errors",
     "Callback": "hansa.run",
     "Result": "hansa.run",
     "StoredRun": "hansa.run",

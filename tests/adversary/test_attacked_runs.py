@@ -15,12 +15,12 @@ from torch import Tensor, nn
 import hansa
 from hansa.adversary import Band
 from hansa.core.ask import Ask
-from hansa.core.objective import Objective
 from hansa.core.op import Replies
 from hansa.core.registry import registered
-from hansa.core.rows import MappedRows
 from hansa.fusion import NormClip, TrimmedMean, WeightedMean
 from hansa.local import SGD, Controlled
+from hansa.numerics.objective import Objective
+from hansa.numerics.rows import MappedRows
 from hansa.sim.workers import usable
 from quadratics import ENGINES, found
 from quadratics import task as quadratics

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import hansa
 from hansa.algorithms.adaptive_top_k import SettleTopK, derivative_sign, fair_choice, next_k, probe_point, step_size
 from hansa.core.entries import refuses_payload
-from hansa.core.errors import ConfigError, PartyError
 from hansa.local import DPSGD, Controlled
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.testing.transforms import _party as party
 from hansa.transforms.error_feedback import AccumulatedTopK, returned
 from small_tasks import learnable

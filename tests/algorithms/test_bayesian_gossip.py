@@ -12,10 +12,10 @@ import hansa
 from hansa.algorithms import curvature
 from hansa.algorithms.bayesian_gossip import ExchangeBeliefs
 from hansa.algorithms.curvature import Likelihood
-from hansa.core.gateway import SampleGateway
 from hansa.core.mixing import Mixing, MixingRows
-from hansa.core.objective import Objective
 from hansa.core.op import Party
+from hansa.holdings.gateway import SampleGateway
+from hansa.numerics.objective import Objective
 
 SIGMA = 0.5
 PRIOR = 2.0

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 import hansa
 from hansa.cli.show import print_rounds
 from hansa.core.algorithm import Problem, State
-from hansa.core.errors import ConfigError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party, Reply, perform
 from hansa.core.registry import register
-from hansa.core.replies import ReplyCombiner
-from hansa.core.reply_checks import Rules, received
 from hansa.fusion import FLTrust, Krum, Median
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import DPSGD, SGD, Gradient
 from hansa.local.cluster import CLUSTER, ClusterTrain
 from hansa.net.party.workload import Workload
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError
+from hansa.replies.replies import ReplyCombiner
+from hansa.replies.reply_checks import Rules, received
 from hansa.report import clusters
 from hansa.report.run_report import run_report
 from hansa.server import Descent, Momentum

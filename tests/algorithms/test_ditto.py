@@ -11,12 +11,13 @@ from torch import Tensor
 
 import hansa
 from hansa.artifacts import saved_model
-from hansa.core import codec, replies
 from hansa.core.ask import Ask
 from hansa.core.op import Reply
 from hansa.core.registry import build
 from hansa.fusion import Krum, Median
 from hansa.local import DPSGD, SGD, Adam, Personal, Proximal, TwoModels
+from hansa.plumbing import codec
+from hansa.replies import replies
 from hansa.testing import check_solver
 from quadratics import ENGINES, Scalar, line, task
 from small_tasks import classes as three_classes

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.objective import Objective
 from hansa.fusion import WeightedMean
 from hansa.local import SGD
+from hansa.numerics.objective import Objective
 from hansa.schedule import ExponentialDecay
 from hansa.sim.engine import PartyWork, ReferenceEngine
 from quadratics import ENGINES, Scalar, found

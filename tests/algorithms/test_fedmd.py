@@ -14,14 +14,14 @@ from hansa.algorithms.fedmd import DigestAndRevisit, PublicScores, aligned
 from hansa.core import own_model
 from hansa.core.ask import Reduced
 from hansa.core.entries import refuses_payload
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Reply
-from hansa.core.params import Params
-from hansa.core.public import PublicSamples
 from hansa.core.registry import build
-from hansa.core.reply_checks import Rules, fault
+from hansa.holdings.gateway import SampleGateway
+from hansa.holdings.public import PublicSamples
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.replies.reply_checks import Rules, fault
 
 DRAWS = torch.Generator().manual_seed(4)
 LINES = torch.randn(3, 4, generator=DRAWS, dtype=torch.float64)

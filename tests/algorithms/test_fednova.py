@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.buffer_checks import MOST, OWN
 from hansa.local import SGD, Adam, Normalised, Proximal
 from hansa.local.normalise import Normalise, gradient_weight, reach
+from hansa.replies.buffer_checks import MOST, OWN
 from hansa.schedule import ExponentialDecay, StepDecay
 from quadratics import ENGINES, Scalar, found, line, task
 from small_tasks import classes

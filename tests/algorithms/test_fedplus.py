@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import hansa
 from hansa.algorithms import fedplus
 from hansa.algorithms.fedplus import FedPlus
-from hansa.core.prox import prox
 from hansa.local import SGD, Adam, Gradient, Plus, Proximal
 from hansa.local.anchored import OWN
+from hansa.numerics.prox import prox
 from hansa.schedule import StepDecay
 from hansa.testing import check_solver
 from hansa.transforms import ByLayer, ErrorFeedback, Sign, TopK

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.objective import Objective
 from hansa.local import SVRG
+from hansa.numerics.objective import Objective
 
 ENGINES = ["reference", "stacked"]
 FORMS = ["naive", "full"]

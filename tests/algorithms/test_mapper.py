@@ -12,11 +12,11 @@ from test_fedper import task
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.objective import Objective
 from hansa.fusion import FLTrust, WeightedMean
 from hansa.local import SGD, Batch, Context, DataInterpolation, ModelInterpolation
 from hansa.local.choosing import CHOICE, OWN, held_mask, trained_rows
 from hansa.local.data_interpolation import public_count
+from hansa.numerics.objective import Objective
 from hansa.sim.chain import chain_of
 from quadratics import ENGINES
 from small_tasks import net, samples

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.algorithms import pruning
-from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.core.registry import build
 from hansa.fusion import FLTrust
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import DPSGD, SGD, Adam, Controlled, Gradient, Proximal
 from hansa.local.pruned import Pruned, SquaredGradient, mask_payload, remaining
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import PartyError
 from hansa.testing import PartyPool, check_algorithm, experiment_for, same_bits
 from hansa.testing.algorithms import check_engines, check_replay
 from hansa.testing.experiments import simulated

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.algorithms.push_sum import PushSumStep
-from hansa.core.errors import PartyError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Reply
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import PartyError
 from hansa.schedule import ExponentialDecay
 from hansa.topology import EdgeList, Ring, Topology
 

@@ -83,9 +83,9 @@ def test_each_party_stops_by_its_own_rule_and_the_run_ends_with_the_last_one() -
 
 def test_a_change_above_the_tolerance_starts_the_count_again() -> None:
     op, memory = FuseNeighbours(tolerances=(0.1,), patience=2), dict[str, Tensor]()
-    from hansa.core.gateway import SampleGateway
-    from hansa.core.objective import Objective
     from hansa.core.op import Party
+    from hansa.holdings.gateway import SampleGateway
+    from hansa.numerics.objective import Objective
 
     party = Party(0, Objective(net, "cross_entropy", 0), SampleGateway(task(step=1 / 3).parties[0]), 0)
     stops = []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -17,7 +17,7 @@ from digits import digits
 from hansa.attacks import NAMES, attack
 from hansa.attacks.recipe import recipe_of
 from hansa.cli.app import app
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.report.attack_report import contents
 from hansa.report.html import Detail, Sheet
 

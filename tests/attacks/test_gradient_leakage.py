@@ -26,9 +26,9 @@ from hansa.attacks.gradient_leakage import (
 )
 from hansa.attacks.leakage import single_leakage, sum_leakage
 from hansa.attacks.updates import Protection, single_updates, summed_update
-from hansa.core.errors import ConfigError
-from hansa.core.objective import Objective
 from hansa.local import DPSGD
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError
 from hansa.privacy import privacy
 
 X, Y = samples(40, 5)

@@ -22,9 +22,9 @@ from hansa.attacks.inversion import ascent, inversion, invert, nearest
 from hansa.attacks.properties import properties
 from hansa.attacks.recipe import TrainedModel, final_model, recipe_of
 from hansa.attacks.updates import Protection
-from hansa.core.errors import ConfigError
-from hansa.core.objective import Objective
 from hansa.local import DPSGD
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError
 
 
 def linear_model() -> TrainedModel:

@@ -3,7 +3,7 @@
 All operations on a folder are recorded in a journal. The folder is then rebuilt as it could look if the power failed at
 a chosen moment.
 
-Real: every operation, made by Hansa's own code through `hansa.core.disk` and by SQLite through a VFS that passes it on
+Real: every operation, made by Hansa's own code through `plumbing.disk` and by SQLite through a VFS that passes it on
 to the real files. Simulated: which operations have reached the disk. Flushed data (fsync of the file; of the folder,
 for names) are there. Every other write is there, is missing, or is torn: a prefix, some 512-byte sectors, or zeros; a
 file may have its length but not its bytes. Changes of names (created, renamed, removed) have happened up to some point

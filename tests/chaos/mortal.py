@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 import hansa
-from hansa.core import crash_points as points
 from hansa.core.op import Memory
-from hansa.core.params import Params, ParamSpec
 from hansa.local import SGD
 from hansa.net.party import agent as party
 from hansa.net.transport import client
 from hansa.net.transport.wire import Receipt
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing import crash_points as points
 
 LINGER = 0.2  # seconds
 BEFORE_COMMIT = ("ledger.execute", "reply.written")

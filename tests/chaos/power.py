@@ -30,7 +30,6 @@ import torch
 from brownout import Connection, Journal
 from msgspec import structs
 
-from hansa.core import codec, disk
 from hansa.net.aggregator import asks
 from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.federation import FederationFolder, init
@@ -49,6 +48,7 @@ from hansa.net.transport import certificates, keys
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import Answer, Blob, IssuedCertificate, Receipt, ask_name, pack, unpack
+from hansa.plumbing import codec, disk
 
 PARTIES = ("ann", "bob", "cid")
 LIVES, STEPS = 4, 14

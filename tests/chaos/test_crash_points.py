@@ -11,7 +11,7 @@ from chaos_kit import AGGREGATOR, ALGORITHMS, Federation, simulated, write_exper
 from relay_kit import RELAYED
 
 import hansa
-from hansa.core import crash_points as points
+from hansa.plumbing import crash_points as points
 from hansa.testing import RecordedArrivals
 
 SOURCE = Path(hansa.__file__).parent
@@ -57,7 +57,7 @@ def test_every_named_point_is_in_the_code_and_every_point_in_the_code_is_named()
 
 def test_after_every_flush_rename_and_commit_there_is_a_point() -> None:
     """Check that whole files are written by `disk.put` and `disk.publish`, which report each step, and that no code
-    bypasses `core.disk`. Exceptions: a federation's own files and the samples of an order from the live page are
+    bypasses `plumbing.disk`. Exceptions: a federation's own files and the samples of an order from the live page are
     written before anything is acknowledged; the database is upgraded in one transaction (`tests/net/test_upgrade.py`);
     public samples that a party lost are fetched again (`tests/net/test_several_models.py`); `hansa export` writes a
     file for its user, who sees whether it ended (`disk.put(out, ...)`); payloads that a job keeps are written again

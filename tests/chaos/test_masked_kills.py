@@ -11,9 +11,9 @@ import pytest
 import torch
 from chaos_kit import AGGREGATOR, PATIENCE, Federation, simulated
 
-from hansa.core import codec
 from hansa.experiment.config import Experiment, read
 from hansa.net.operator import ENDED
+from hansa.plumbing import codec
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from chaos_kit import AGGREGATOR, ALGORITHMS, PARTIES, Federation, simulated, write_experiment
 
-from hansa.core import codec
 from hansa.net.party.store import strip_checksum
+from hansa.plumbing import codec
 from hansa.run.simulate import simulate
 
 DEATHS = {

@@ -17,8 +17,6 @@ from brownout import Connection, Journal
 from msgspec import structs
 from power import Life, Line, Lost, Promises, campaign, fast, template
 
-from hansa.core import disk
-from hansa.core.errors import HansaError
 from hansa.local.dp_sgd import DPSGD
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.audit.evidence import canonical, make_statement
@@ -32,6 +30,8 @@ from hansa.net.party.vault_marks import VaultMarks
 from hansa.net.transport import keys
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Answer, Receipt
+from hansa.plumbing import disk
+from hansa.plumbing.errors import HansaError
 from hansa.privacy import spent
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def test_what_was_acknowledged_outlives_the_power() -> None:
 
 
 def skipped(monkeypatch: pytest.MonkeyPatch, name: str, which: Callable[[Path], bool] = lambda path: True) -> None:
-    """Skip one operation of `core.disk`, for the paths that it concerns."""
+    """Skip one operation of `plumbing.disk`, for the paths that it concerns."""
     real = getattr(disk, name)
     monkeypatch.setattr(disk, name, lambda path: None if which(path) else real(path))
 

@@ -8,7 +8,7 @@ import chaos_kit
 import pytest
 from chaos_kit import AGGREGATOR, ALGORITHMS, Federation, campaign, write_experiment
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

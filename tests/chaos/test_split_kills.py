@@ -15,7 +15,6 @@ import pytest
 
 import hansa
 from hansa import Split
-from hansa.core import codec
 from hansa.core.op import Memory
 from hansa.core.registry import to_config
 from hansa.experiment.config import Experiment, parse
@@ -25,6 +24,7 @@ from hansa.net.local import free_port, processes
 from hansa.net.operator import Operator
 from hansa.net.party.own_models import FILE
 from hansa.net.party.store import strip_checksum
+from hansa.plumbing import codec
 from hansa.testing import same_bits
 from hansa.vertical.modules import PREFIX
 

@@ -36,12 +36,12 @@ sys.path.append(str(Path(__file__).parents[1] / "net"))  # the fault proxy
 
 from tcp_proxy import Faults, Proxy
 
-from hansa.core import codec
 from hansa.experiment.config import Experiment, read
 from hansa.net.aggregator.federation import init
 from hansa.net.local import free_port
 from hansa.net.operator import ENDED, Operator
 from hansa.net.transport.tls import client_context, unverified_context
+from hansa.plumbing import codec
 from hansa.run.simulate import simulate
 
 PATIENCE = 600.0  # seconds without a closed round after which a job counts as stuck

@@ -15,8 +15,8 @@ import hansa
 from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.forest_ops import POISSON, GrowForest, bootstrap
 from hansa.classical.trees.table import TreeArrays
-from hansa.core import rng
 from hansa.core.op import Reply
+from hansa.numerics import rng
 from hansa.testing import same_bits
 
 ONE_TREE = hansa.RandomForest(trees=1, per_round=1, bootstrap=False, columns=1.0, max_depth=3, bins=8)

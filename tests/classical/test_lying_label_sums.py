@@ -15,8 +15,8 @@ import hansa
 from hansa.classical.linear import LogisticNewton
 from hansa.classical.naive_bayes import GaussianNB
 from hansa.core.op import DataOp, Replies, Reply
-from hansa.core.replies import WEIGHT_CAP, combine
 from hansa.core.round_record import Record
+from hansa.replies.replies import WEIGHT_CAP, combine
 from hansa.sim import runtime
 
 PARTIES, EACH = 14, 40

@@ -18,10 +18,10 @@ from hansa.classical.trees.gradients import rounded
 from hansa.classical.trees.private import PrivateHistograms
 from hansa.classical.trees.table import TreeTable
 from hansa.core.budget import Release
-from hansa.core.errors import PartyError
 from hansa.core.op import Reply
-from hansa.core.reply_checks import Rules, fault
+from hansa.plumbing.errors import PartyError
 from hansa.privacy import spent
+from hansa.replies.reply_checks import Rules, fault
 
 PRIVATE = hansa.Boosting(max_depth=2, bins=4, cuts="public", span=(-2.0, 2.0), sigma=5.0, epsilon=3.0, l2=20.0)
 

@@ -24,10 +24,10 @@ from hansa.classical.trees.sketches import QuantileSummary, summary, surrogates
 from hansa.classical.trees.splits import SplitRule, best_splits
 from hansa.classical.trees.table import TreeArrays, TreeTable
 from hansa.core.entries import refuses_payload, sizes_of
-from hansa.core.errors import PartyError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party, Reply
+from hansa.holdings.gateway import SampleGateway
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import PartyError
 from hansa.testing import same_bits
 
 RULE = SplitRule(outputs=1, constant=False, unit=1.0, unit_h=1.0)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import hansa
 from hansa.cli import new  # noqa: F401 (adds the command)
 from hansa.cli.app import app
-from hansa.core.errors import ConfigError, DataError
 from hansa.experiment.config import parse, read
+from hansa.plumbing.errors import ConfigError, DataError
 
 DRAWS = random.Random(1)
 

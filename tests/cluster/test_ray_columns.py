@@ -14,9 +14,9 @@ from hansa.cluster.columns import BlockCall, ColumnHolder
 from hansa.cluster.matrix import ClusterRows, ColumnStore, divided, limits_of
 from hansa.cluster.trees import packed
 from hansa.core.registry import registered
-from hansa.core.rows import Rows, segments
 from hansa.fusion.moreau import centre
 from hansa.fusion.ordered import NotFinite
+from hansa.numerics.rows import Rows, segments
 
 FUSIONS = {name: part for name, part in registered("fusion").items()
            if part.__module__.startswith("hansa.fusion") and "gather" in part.verbs and not part.trusts}  # type: ignore[attr-defined]  # fmt: skip

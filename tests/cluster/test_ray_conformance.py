@@ -10,9 +10,9 @@ import pytest
 
 from every_op import quick
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError
 from hansa.core.registry import registered
 from hansa.experiment.config import Experiment
+from hansa.plumbing.errors import ConfigError
 from hansa.run.result import Result
 from hansa.testing import check_engine
 from hansa.testing.experiments import experiment_for, measured, published, same_bits, simulated

@@ -11,7 +11,7 @@ import pytest
 
 from hansa.cluster import crew, gather
 from hansa.cluster.crew import LOSSES, Crew, CrewWork, is_loss
-from hansa.core.errors import ConfigError, RuntimeFailure
+from hansa.plumbing.errors import ConfigError, RuntimeFailure
 
 
 class RayError(Exception):

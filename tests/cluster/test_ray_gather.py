@@ -17,8 +17,8 @@ import hansa
 from hansa.algorithms import Scaffold
 from hansa.cluster import gather, matrix
 from hansa.cluster.crew import kept_actors
-from hansa.core.errors import RuntimeFailure
 from hansa.local import SGD, Controlled
+from hansa.plumbing.errors import RuntimeFailure
 from hansa.testing.experiments import measured, published, same_bits
 
 pytestmark = pytest.mark.slow

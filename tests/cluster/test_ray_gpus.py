@@ -20,10 +20,10 @@ from hansa.cluster import engine as running
 from hansa.cluster import placement
 from hansa.cluster.connection import fitting, shares
 from hansa.cluster.engines import Ray
-from hansa.core.errors import ConfigError
-from hansa.core.objective import Objective
-from hansa.core.stored_rows import StoredRows
+from hansa.holdings.stored_rows import StoredRows
 from hansa.local import SGD
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError
 from hansa.sim.engine import EngineInputs
 from hansa.sim.stacked import StackedEngine
 from hansa.testing.experiments import published, same_bits

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.algorithms import FedAvg, Scaffold
-from hansa.core.errors import RuntimeFailure
 from hansa.local import Controlled
+from hansa.plumbing.errors import RuntimeFailure
 from hansa.testing.experiments import published, same_bits
 
 pytestmark = pytest.mark.slow

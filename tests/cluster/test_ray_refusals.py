@@ -19,7 +19,7 @@ from torch import nn
 
 import hansa
 from hansa.cluster.engines import Ray
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 
 def task(**fields: Any) -> hansa.Task:

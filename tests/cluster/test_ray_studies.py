@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hansa.artifacts.run_folder import LOCK, MODEL
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.study import parse_study
 from hansa.study.runner import run_study
 from hansa.study.spec import Study

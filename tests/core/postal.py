@@ -11,7 +11,7 @@ from torch import nn
 
 import hansa
 from hansa import Algorithm, Federation, State
-from hansa.core.params import Params
+from hansa.numerics.params import Params
 
 
 @dataclass(frozen=True)

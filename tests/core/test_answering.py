@@ -10,8 +10,8 @@ import torch
 
 from hansa.core.answering import answer, report_spent
 from hansa.core.budget import EPSILON, Budget
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Replies, Reply
+from hansa.plumbing.errors import PartyError
 
 
 @dataclass(frozen=True)

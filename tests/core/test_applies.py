@@ -11,13 +11,13 @@ import pytest
 
 from hansa.algorithms import FedAvg
 from hansa.core.applies import If, Unless, conditions
-from hansa.core.errors import ConfigError
 from hansa.core.registry import KINDS, build, field_default, field_types, from_config, nest, registered
 from hansa.experiment.audit import AuditTable
 from hansa.experiment.config import parse, parse_set, read
 from hansa.experiment.settings import Run
 from hansa.local.sgd import SGD
 from hansa.matching.pfnm import PFNM
+from hansa.plumbing.errors import ConfigError
 from hansa.study.spec import read_study
 
 CLASSES: list[type[Any]] = [Run, AuditTable]

@@ -9,8 +9,8 @@ import torch
 
 import hansa
 from hansa.core.op import Reply
-from hansa.core.reply_checks import Rules, fault
 from hansa.local import Controlled, Fair, FairGradient, Normalised
+from hansa.replies.reply_checks import Rules, fault
 from hansa.transforms import ClippedUpdate
 from quadratics import ENGINES, task
 

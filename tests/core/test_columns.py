@@ -15,12 +15,12 @@ import hansa
 from hansa import Algorithm, Federation, State, Task, register
 from hansa.core.algorithm import Problem
 from hansa.core.columns import ColumnLayout, held_out, ids_of
-from hansa.core.errors import AlgorithmError, ConfigError, DataError
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
-from hansa.core.params import Params
 from hansa.data import Preparation, held
 from hansa.experiment.config import parse
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import AlgorithmError, ConfigError, DataError
 from hansa.sim.choice import fastest
 from hansa.sim.engine import EngineInputs, ReferenceEngine
 

@@ -14,10 +14,10 @@ from hansa.core.algorithm import Algorithm, State
 from hansa.core.ask import Ask
 from hansa.core.class_counts import ClassCounts
 from hansa.core.driver import drive
-from hansa.core.errors import AlgorithmError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.runtime import complete, complete_async
 from hansa.local import SGD
+from hansa.plumbing.errors import AlgorithmError, RoundAborted
 
 Round = Callable[[Federation, State], Any]
 
@@ -86,7 +86,7 @@ def test_awaiting_anything_but_the_federation_is_an_error(play: Round) -> None:
 @pytest.mark.parametrize("play", [foreign, bare, slept, late])
 def test_it_is_the_same_error_where_an_event_loop_runs(play: Round) -> None:
     fed = Federation(range(3), 0, 0, 3, {"reduce"})
-    state = State(hansa.core.params.Params.none())
+    state = State(hansa.numerics.params.Params.none())
 
     async def answer(request: Any) -> None:
         await asyncio.sleep(0)
@@ -170,7 +170,7 @@ async def asks(fed: Federation, state: State) -> State:
 def test_asks_are_numbered_and_parties_are_in_the_order_of_their_ids() -> None:
     fed = Federation(range(3), 5, 0, 3)
     seen: list[Ask] = []
-    complete(drive(asks(fed, State(hansa.core.params.Params.none())), "asks"), seen.append)
+    complete(drive(asks(fed, State(hansa.numerics.params.Params.none())), "asks"), seen.append)
     assert [(a.verb, a.round, a.phase, a.index, a.parties) for a in seen] == [
         ("reduce", 5, "round", 0, (0, 1, 2)),
         ("gather", 5, "round", 1, (0, 2)),
@@ -238,4 +238,4 @@ def test_an_ordinary_error_of_a_runtime_may_be_handled() -> None:
             raise given
 
     fed = Federation(range(2), 0, 0, 2)
-    assert complete(drive(careful(fed, State(hansa.core.params.Params.none())), "careful"), answer) == "handled"
+    assert complete(drive(careful(fed, State(hansa.numerics.params.Params.none())), "careful"), answer) == "handled"

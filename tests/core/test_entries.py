@@ -26,12 +26,12 @@ from hansa.core.entries import (
     refuses_payload,
     stated,
 )
-from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import registered
 from hansa.local import SGD
 from hansa.local.normalise import Normalise
+from hansa.plumbing.errors import AlgorithmError, PartyError
 
 VECTOR = torch.tensor([1.0, 2.0])
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hansa.core.objective import Objective, make_module
+from hansa.numerics.objective import Objective, make_module
 
 
 def values(module: nn.Module) -> torch.Tensor:

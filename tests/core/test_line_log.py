@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hansa.core import disk
+from hansa.plumbing import disk
 
 
 def test_a_line_is_added_after_a_first_one_found_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,17 +10,17 @@ import torch
 
 import hansa
 from hansa.core.ask import Ask, Gathered
-from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo, Wrapper
-from hansa.core.params import Params
 from hansa.core.registry import register
-from hansa.core.replies import combine, expected_size, reply_size
-from hansa.core.reply_checks import Rules, fault
 from hansa.core.round_record import Record
 from hansa.core.route_op import PeerOp
 from hansa.local import SGD, LocalSolver
 from hansa.net.party.workload import Workload
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import AlgorithmError, ConfigError
+from hansa.replies.replies import combine, expected_size, reply_size
+from hansa.replies.reply_checks import Rules, fault
 from hansa.secure.encoding import SumLayout, WideFixedPoint
 from hansa.sim.clock import traffic
 

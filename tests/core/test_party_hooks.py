@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 import hansa
-from hansa.core import rng
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask
-from hansa.core.errors import AlgorithmError, ConfigError, PartyError
 from hansa.core.federation import Federation
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
-from hansa.core.params import Params, ParamSpec
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD, Context, LocalSolver
 from hansa.local.solver import Carry
+from hansa.numerics import rng
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import AlgorithmError, ConfigError, PartyError
 
 SIZES = (9, 12, 7, 12)
 

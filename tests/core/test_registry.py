@@ -13,10 +13,10 @@ import pytest
 
 import hansa
 from hansa.core import registry
-from hansa.core.errors import ConfigError
 from hansa.core.registry import KINDS, Part, build, from_config, lookup, nest, register, registered, summary, to_config
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, SVRG, Gradient
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ExponentialDecay
 
 PARTS = [

@@ -13,11 +13,11 @@ from postal import acted
 import hansa
 from hansa import Federation
 from hansa.core.ask import Routed
-from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.mixing import Mixing, MixingRows, mixing_shares
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
+from hansa.plumbing.errors import AlgorithmError, PartyError
 
 
 @register("test-letters")

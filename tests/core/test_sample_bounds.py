@@ -16,13 +16,13 @@ from hansa.classical.trees.forest_ops import ForestHistograms
 from hansa.core.ask import Ask, Reduced
 from hansa.core.class_counts import ClassCounts
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, Shape
-from hansa.core.partial_sums import PartialSum, ReplySum
 from hansa.core.registry import register
-from hansa.core.replies import combine
-from hansa.core.reply_checks import Rules, clean, fault
 from hansa.core.round_record import Record
 from hansa.core.sample_bounds import Bounds, PerSample, rescaled, sample_fault, share_of
 from hansa.local import SGD
+from hansa.replies.partial_sums import PartialSum, ReplySum
+from hansa.replies.replies import combine
+from hansa.replies.reply_checks import Rules, clean, fault
 from hansa.secure.channel import Encoded
 from hansa.secure.masking import Masking
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hansa.core.ask import Arrival, Ask
-from hansa.core.errors import AlgorithmError, RoundAborted
 from hansa.core.op import Reply
 from hansa.core.runtime import Flight, Tickets
 from hansa.data.describe import Describe
+from hansa.plumbing.errors import AlgorithmError, RoundAborted
 
 
 def submitted(tickets: Tickets[Flight], party: int, payload: dict[str, torch.Tensor]) -> Flight:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.core.errors import DataError
 from hansa.data.column_files import read_column_file
+from hansa.plumbing.errors import DataError
 
 
 @pytest.fixture

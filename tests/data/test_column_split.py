@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build
 from hansa.data import BreastCancer, Columns, Data, Digits, Heart
+from hansa.plumbing.errors import ConfigError, DataError
 
 
 def table(rows: int = 30, columns: int = 7, test: int = 0) -> Data:

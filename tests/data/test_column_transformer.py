@@ -20,12 +20,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import KBinsDiscretizer, OneHotEncoder, StandardScaler
 
 import hansa
-from hansa.core.errors import ConfigError, DataError
 from hansa.data.apply_table import ApplyTable, TablePlan
 from hansa.data.cells import text_code
 from hansa.data.table_ops import TableNames
 from hansa.experiment.settings import Run
 from hansa.models import Logistic
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.privacy import privacy
 from hansa.run.simulated_table import prepare_table
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build, registered
 from hansa.data import HEART_FEATURES, BreastCancer, Data, Dataset, Digits, Heart, Synthetic, table
 from hansa.data.dataset import stratified_split
+from hansa.plumbing.errors import ConfigError, DataError
 
 EMBEDDED: list[Dataset] = [Heart(), Digits(), BreastCancer(), Synthetic()]
 

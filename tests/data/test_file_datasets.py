@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build
 from hansa.data import ADULT_FEATURES, Adult, Cifar10, FashionMnist, Mnist, Shakespeare
 from hansa.data.cifar import MEAN, STD
 from hansa.data.shakespeare import speeches
+from hansa.plumbing.errors import ConfigError, DataError
 
 
 def write(path: Path, content: bytes, packed: bool = False) -> None:

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build, registered
 from hansa.data import Data, Dirichlet, Heart, Iid, Natural, Noise, Partition, Quantity, Shards, Similarity, table
+from hansa.plumbing.errors import ConfigError, DataError
 
 SPLITS: list[Partition] = [
     Iid(7),

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.core.errors import DataError
 from hansa.data import load_party_file
+from hansa.plumbing.errors import DataError
 
 
 def csv_file(folder: Path, text: str) -> Path:

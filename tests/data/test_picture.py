@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.core.errors import ConfigError
 from hansa.data import draw, table
+from hansa.plumbing.errors import ConfigError
 
 
 def test_the_table_counts_labels_party_by_party() -> None:

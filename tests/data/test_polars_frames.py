@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.table_layout import TableLayout
 from hansa.data.apply_table import TablePlan
 from hansa.data.table import Table
 from hansa.experiment.settings import Run
+from hansa.holdings.table_layout import TableLayout
 from hansa.models import Logistic
 from hansa.privacy import privacy
 from hansa.run.simulated_table import prepare_table

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.data.prepare import StandardiseOwn
+from hansa.holdings.gateway import SampleGateway
+from hansa.numerics.objective import Objective
 
 
 def columns(n: int) -> np.ndarray:

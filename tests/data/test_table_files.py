@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.table_layout import TableLayout
 from hansa.data.table import Table, guess
 from hansa.data.table_files import read_table, read_table_samples
 from hansa.experiment.config import parse
 from hansa.experiment.deployed import own_samples
+from hansa.holdings.table_layout import TableLayout
+from hansa.plumbing.errors import ConfigError, DataError
 
 CSV = "age,city,seen,y\n31,Riga,2020-01-05,0\nNA,?,N/A,1\n44.5,Visby,2021-06-30T12:00,0\n-,null,,1\n"
 

@@ -11,11 +11,7 @@ import pytest
 import torch
 
 from hansa.core.entries import refuses_payload, sizes_of
-from hansa.core.errors import PartyError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Op, Party, Reply
-from hansa.core.table_layout import TableLayout
 from hansa.data.apply_table import ApplyTable, TablePlan
 from hansa.data.cells import text_code
 from hansa.data.table import Table
@@ -28,6 +24,10 @@ from hansa.data.table_ops import (
     joined_sums,
     split_sums,
 )
+from hansa.holdings.gateway import SampleGateway
+from hansa.holdings.table_layout import TableLayout
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import PartyError
 
 LAYOUT = TableLayout((("age", "number"), ("city", "text"), ("seen", "date")))
 ROWS = {"age": [20.0, 30.0, None], "city": ["Riga", "Köln", None], "seen": ["2020-01-01", None, "2021-02-03"]}

@@ -14,9 +14,9 @@ from docs_pages import ROOT, blocks
 from typer.testing import CliRunner
 
 from hansa.cli.app import app
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, field_types, registered, to_config
 from hansa.experiment.config import parse
+from hansa.plumbing.errors import ConfigError
 from hansa.study import parse_study
 from hansa.study.schema import file_schema
 

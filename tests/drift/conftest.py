@@ -6,8 +6,8 @@ import pytest
 from small_pictures import make_task
 
 import hansa
-from hansa.core.objective import Objective
 from hansa.core.task import Holdings
+from hansa.numerics.objective import Objective
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hansa
-from hansa.core.objective import Objective
 from hansa.core.task import Holdings
 from hansa.drift import Course
 from hansa.drift.course import concept_of
 from hansa.drift.features import rotated
 from hansa.drift.labels import rounded
+from hansa.numerics.objective import Objective
 
 
 def course(holdings: Holdings, *drifts: hansa.Drift, seed: int = 3) -> Course:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
-from hansa.core import crash_points as points
+from hansa.plumbing import crash_points as points
 
 STILL = 10**6  # turns of the event loop after which a clock that has not moved counts as stuck
 EPOCH = 1_800_000_000.0  # the wall clock's time as a world begins

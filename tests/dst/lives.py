@@ -14,7 +14,6 @@ from clockwork import Process, alive
 from wires import SimulatedClient
 
 from hansa.core.runtime import complete_async
-from hansa.core.stopping import Brake
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.effects import Do, Wait, Write
 from hansa.net.aggregator.job import Job
@@ -33,6 +32,7 @@ from hansa.net.transport.admission import Admission
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.prometheus import Metrics
 from hansa.net.transport.wire import Order
+from hansa.plumbing.stopping import Brake
 
 if TYPE_CHECKING:
     from world import World

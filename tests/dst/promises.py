@@ -12,13 +12,13 @@ import torch
 from lives import Direct
 from msgspec import structs
 
-from hansa.core import codec
-from hansa.core.errors import HansaError
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.job_records import needed_blobs
 from hansa.net.aggregator.ledger import log_lines
 from hansa.net.audit.evidence import head_line
 from hansa.net.audit.verify import verify_lines
+from hansa.plumbing import codec
+from hansa.plumbing.errors import HansaError
 
 if TYPE_CHECKING:
     from world import World

@@ -16,9 +16,9 @@ from clockwork import alive
 
 import hansa
 from hansa.core.algorithm import Algorithm, Problem, State
-from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.plumbing.errors import PartyError
 
 MODULUS = 2**20
 

@@ -12,11 +12,11 @@ from lives import SimulatedLedger
 from relayed_world import RelayedWorld
 from world import World
 
-from hansa.core import codec, disk
 from hansa.net.aggregator import runtime
 from hansa.net.aggregator.job_records import JobRecords
 from hansa.net.aggregator.ledger import Writer
 from hansa.net.party.store import PartyMemory
+from hansa.plumbing import codec, disk
 
 pytestmark = pytest.mark.slow
 

@@ -44,7 +44,6 @@ from lives import Aggregator, Direct, Member, SimulatedBrake, Thread, connect
 from promises import Promises
 from wires import Session
 
-from hansa.core import disk
 from hansa.net.aggregator import runtime
 from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.ledger import begin
@@ -54,6 +53,7 @@ from hansa.net.party import asks
 from hansa.net.party.samples import preparer
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.wire import Receipt
+from hansa.plumbing import disk
 
 NAMES = ("ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ivy", "jim", "kay", "leo")
 HEAL = 400.0  # seconds after which nothing fails any more

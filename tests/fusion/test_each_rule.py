@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rules import ROBUST, close, draw, known, names, seeds
 from torch import Tensor
 
-from hansa.core.errors import BoundError, ConfigError
 from hansa.fusion import (
     Bulyan,
     FLTrust,
@@ -30,6 +29,7 @@ from hansa.fusion import (
     WeightedMean,
     Zeno,
 )
+from hansa.plumbing.errors import BoundError, ConfigError
 
 # Krum
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from rules import draw
 
-from hansa.core.rows import Rows
 from hansa.fusion import FLTrust, MeaMed, Median, NormClip
 from hansa.fusion.distances import WIDE, layer_norms
+from hansa.numerics.rows import Rows
 
 
 def test_norms_of_layers_that_begin_and_end_in_other_blocks() -> None:

@@ -15,8 +15,8 @@ from rules import close, draw, seeds
 from torch import Tensor
 
 import hansa
-from hansa.core.rows import MappedRows
 from hansa.fusion import GeometricMedian, Median, NormClip, WeightedMean
+from hansa.numerics.rows import MappedRows
 
 EXACT = GeometricMedian(iterations=20_000, tolerance=1e-7)
 grids = st.tuples(st.integers(1, 9), st.integers(1, 3)).flatmap(

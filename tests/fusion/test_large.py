@@ -12,11 +12,11 @@ import torch
 from rules import RULES, draw, known, names
 from torch import Tensor
 
-from hansa.core import rows as rows_module
-from hansa.core.errors import DataError
-from hansa.core.rows import MappedRows, Rows
 from hansa.fusion import Fusion, Krum, distances
 from hansa.fusion.distances import squared_distances
+from hansa.numerics import rows as rows_module
+from hansa.numerics.rows import MappedRows, Rows
+from hansa.plumbing.errors import DataError
 
 
 @pytest.fixture

@@ -17,15 +17,15 @@ from rules import close, draw, seeds
 from torch import Tensor, nn
 
 import hansa
-from hansa.core import codec
 from hansa.core.algorithm import State
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Wrapper
 from hansa.core.registry import build, register
 from hansa.fusion import Fused, Legato, Median, WeightedMean
 from hansa.fusion.legato import layer_weights
 from hansa.local import SGD, LocalSolver
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError
 from hansa.run.loop import FUSION_MEMORY
 from hansa.testing import PartyPool, check_algorithm, check_engines
 from small_tasks import learnable

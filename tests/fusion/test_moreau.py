@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hansa.core.prox import Norm, prox
-from hansa.core.rows import Rows
 from hansa.fusion import GeometricMedian, Median
 from hansa.fusion.moreau import centre as search
+from hansa.numerics.prox import Norm, prox
+from hansa.numerics.rows import Rows
 
 NORMS: list[Norm] = ["squared", "l2", "l1"]
 numbers = st.floats(-5, 5, allow_nan=False)

@@ -15,7 +15,6 @@ from rules import MOVES, RULES, close, draw, known, names, seeds
 from torch import Tensor
 
 import hansa
-from hansa.core.errors import BoundError, ConfigError
 from hansa.core.registry import registered
 from hansa.fusion import (
     Bulyan,
@@ -31,6 +30,7 @@ from hansa.fusion import (
     WeightedMean,
     Zeno,
 )
+from hansa.plumbing.errors import BoundError, ConfigError
 
 
 def test_every_registered_fusion_is_tested_here() -> None:

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Party, Payload, Reply, Wrapper
 from hansa.core.registry import build, registered
 from hansa.local import SGD, Controlled, LocalSolver
 from hansa.local.solver import Carry, Context
+from hansa.plumbing.errors import ConfigError
 from hansa.testing import PartyPool, check_algorithm, check_engines
 from small_tasks import learnable
 

@@ -31,17 +31,14 @@ import torch
 from torch import Tensor
 
 from every_op import exercise
-from hansa.core import codec
 from hansa.core.ask import op_config, op_of
 from hansa.core.delivery import Deliver
-from hansa.core.errors import ConfigError, DataError, HansaError
-from hansa.core.gateway import Purpose, SampleGateway, TableRows
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, perform, unwrap
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import field_types, lookup, registered
-from hansa.core.stopping import Brake, Halted, braked
 from hansa.data.prepare import ColumnMoments
 from hansa.data.table import Table
+from hansa.holdings.gateway import Purpose, SampleGateway, TableRows
 from hansa.local import DPSGD, SGD
 from hansa.local.finetune import FineTune
 from hansa.net.party import agent, sessions
@@ -51,6 +48,9 @@ from hansa.net.party.samples import PartySamples, preparer
 from hansa.net.party.store import PartyStore
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.wire import Blob, Work, printable
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, HansaError
+from hansa.plumbing.stopping import Brake, Halted, braked
 from hansa.secure.paillier import SMALLEST, PrivateKey
 from hansa.secure.paillier_sum import PaillierEncrypt
 from hansa.secure.primes import Stream

@@ -20,11 +20,8 @@ import hostile_asks
 import msgspec
 import torch
 
-from hansa.core import codec
 from hansa.core.ask import op_of
-from hansa.core.errors import HansaError
 from hansa.core.op import Reply
-from hansa.core.reply_checks import Rules, fault
 from hansa.core.sums import StoredReply
 from hansa.data.describe import Describe, Description
 from hansa.experiment.config import parse
@@ -40,6 +37,9 @@ from hansa.net.party.policy import TOML, Policy
 from hansa.net.transport import certificates, keys, signing, wire
 from hansa.net.transport.client import https_url
 from hansa.net.transport.tokens import Token, new_token
+from hansa.plumbing import codec
+from hansa.plumbing.errors import HansaError
+from hansa.replies.reply_checks import Rules, fault
 
 KEY = keys.PrivateKey.from_private_bytes(bytes(range(32)))
 LONGEST = 2000  # characters of the message about refused input, besides what it quotes

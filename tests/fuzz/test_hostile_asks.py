@@ -11,11 +11,11 @@ import torch
 from hostile_asks import TASK, HostileAsk, _quiet, _same_digest, _samples, answered, check
 
 from hansa.core.ask import op_config
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import register
 from hansa.local import DPSGD, SGD
+from hansa.plumbing.errors import PartyError
 from hansa.secure.paillier_sum import PaillierEncrypt
 
 MODEL = {"w": torch.zeros(62, dtype=torch.float64), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}

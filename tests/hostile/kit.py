@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from forked import Forked
 from hansa.cli import privacy  # noqa: F401 (adds its commands)
 from hansa.cli.app import app
-from hansa.core import codec
 from hansa.experiment.config import parse
 from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.local import free_port
 from hansa.net.operator import Operator
+from hansa.plumbing import codec
 
 LIARS = Path(__file__).with_name("liars.py")
 AGGREGATOR = "aggregator"

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hansa.algorithms.fedavg import FedAvg
-from hansa.core import codec, replies
 from hansa.core.ask import Ask, op_of
 from hansa.core.op import DataOp, Op, Reply
 from hansa.net.aggregator import runtime
 from hansa.net.party import agent as party
+from hansa.plumbing import codec
+from hansa.replies import replies
 
 T = TypeVar("T")
 Message = dict[str, Any]

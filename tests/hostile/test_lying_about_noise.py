@@ -11,10 +11,10 @@ import torch
 from kit import Stage, experiment, samples
 from liars import Message, believe_everything, note, rewrite
 
-from hansa.core import replies
 from hansa.core.budget import Release
 from hansa.net.aggregator import runtime
 from hansa.privacy import spent
+from hansa.replies import replies
 
 FEATURES, RECORDS, SURE = 3, 40, 56.0  # a bias of 56 makes gradients of 5e-25, whose squares vanish in float32
 SIGMA, RATE = 4.0, 2e24

@@ -11,8 +11,8 @@ from kit import Stage, experiment, samples
 from liars import answer
 from torch import nn
 
-from hansa.core import codec
-from hansa.core.objective import Objective
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
 
 NET = "test_lying_buffers:net"
 

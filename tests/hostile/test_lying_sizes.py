@@ -11,7 +11,7 @@ import torch
 from kit import AGGREGATOR, Stage, experiment, samples
 from liars import answer
 
-from hansa.core import codec
+from hansa.plumbing import codec
 
 pytestmark = pytest.mark.slow
 

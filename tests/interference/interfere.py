@@ -45,9 +45,9 @@ from twin_requests import Request, at_place, brief, make, places, replaced, seed
 from twins import FLOORS, Answered, Twin, masked_sum  # noqa: E402
 
 from hansa.core.ask import op_of  # noqa: E402
-from hansa.core.errors import HansaError  # noqa: E402
 from hansa.core.registry import registered  # noqa: E402
 from hansa.core.route_op import ROUTE  # noqa: E402
+from hansa.plumbing.errors import HansaError  # noqa: E402
 from hansa.secure.masking import Masking  # noqa: E402
 
 UNSENDABLE = (HansaError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)

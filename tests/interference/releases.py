@@ -23,8 +23,8 @@ from torch import Tensor
 import hansa
 from hansa.classical.trees import private
 from hansa.classical.trees.private import PrivateHistograms
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Memory, Party, Payload, Reply
+from hansa.holdings.gateway import SampleGateway
 from hansa.kernel.grid import Grid
 from hansa.local.solver import Context
 from hansa.net.party import policy, sessions

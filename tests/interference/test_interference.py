@@ -14,9 +14,7 @@ from releases import BUDGETED, DRAWERS, drawers, watched
 from twin_requests import Request, make, seeds
 from twins import TASK, Answered, Twin, masked_sum, preparer, samples
 
-from hansa.core import codec, rng
 from hansa.core.ask import op_config, op_of
-from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.op import Op, Party, Payload, Reply
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import registered
@@ -25,6 +23,9 @@ from hansa.local import DPSGD, SGD
 from hansa.local.finetune import FineTune
 from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.vault import PartyVault
+from hansa.numerics import rng
+from hansa.plumbing import codec
+from hansa.plumbing.errors import NotAdmitted, PartyError
 from hansa.secure.channel import Encoded
 from hansa.secure.masking import Masking
 from hansa.secure.paillier_sum import PaillierEncrypt

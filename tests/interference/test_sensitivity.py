@@ -14,8 +14,8 @@ from releases import BUDGETED, Watch, watched
 from twin_requests import PURE, Request, make, seeds, with_solver
 
 from hansa.core.ask import op_config, op_of
-from hansa.core.errors import HansaError
 from hansa.local import DPSGD
+from hansa.plumbing.errors import HansaError
 
 NEIGHBOURS = (("removed", 1), ("x1e3", 2), ("label", 2), ("x1e300", 2), ("x0", 2))  # and records that differ
 EVERY = DPSGD(lr=0.5, steps=2, batch=None, sigma=1.0)  # of all samples: then a record that is missing changes no draw

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from twins import COLOURS, FEATURES, KINDS, LAYOUT, TASK, VARIANTS
 
-from hansa.core import codec
 from hansa.core.ask import op_config
 from hansa.core.registry import field_types, lookup, registered
 from hansa.kernel.ranges import RANGES
 from hansa.local import DPSGD
+from hansa.plumbing import codec
 
 Tree = Any  # nested tables and lists of tensors and single values
 PURE = 3  # the first numbers of an op and a floor are valid requests without a change

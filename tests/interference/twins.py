@@ -17,19 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hansa.core import codec
 from hansa.core.ask import Ask, Reduced
 from hansa.core.driver import drive
-from hansa.core.errors import HansaError, RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.gateway import TableRows
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Vault, perform
-from hansa.core.replies import combine
-from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
-from hansa.core.stopping import Brake, Halted, braked
 from hansa.data.table import Table
+from hansa.holdings.gateway import TableRows
 from hansa.net.party.agent import Worker
 from hansa.net.party.data_statement import proposed, stated
 from hansa.net.party.peers import Peers
@@ -38,6 +33,11 @@ from hansa.net.party.store import PartyStore
 from hansa.net.party.vault_lines import DECLINED, PREFIXES
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import codec
+from hansa.plumbing.errors import HansaError, RoundAborted
+from hansa.plumbing.stopping import Brake, Halted, braked
+from hansa.replies.replies import combine
+from hansa.replies.reply_checks import Rules
 from hansa.secure.masking import Masking
 from hansa.secure.masking_ops import SecureMasked
 

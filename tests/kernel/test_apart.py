@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hansa.core.objective import Objective
 from hansa.kernel.grid import Grid
 from hansa.local import clipping
 from hansa.local.solver import Batch, Context
+from hansa.numerics.objective import Objective
 
 KEY = torch.tensor(7)
 COUNT = 11

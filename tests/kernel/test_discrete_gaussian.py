@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hansa.core.errors import ConfigError
 from hansa.kernel import discrete_gaussian as module
 from hansa.kernel.discrete_gaussian import discrete_gaussian
+from hansa.plumbing.errors import ConfigError
 
 SIGMAS = [0.3, 0.7, 1.0, 2.5, 16.0, 64.0, 64.5, 300.0, 12345.6, 1e6, 2.0**37]
 COUNT = 200_000

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.kernel.clipped_sums import Gradients, exact_sum, of_product, of_rows
 from hansa.kernel.discrete_gaussian import discrete_gaussian
 from hansa.kernel.grid import Grid
+from hansa.plumbing.errors import ConfigError
 
 SPECIAL = [0.0, 5e-324, 2.0**-1022, 1.4e-45, 1.7976931348623157e308, 3.4e38, math.inf, math.nan]
 NUMBERS = st.one_of(

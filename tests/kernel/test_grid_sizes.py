@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from hansa.core.errors import ConfigError
 from hansa.kernel.discrete_gaussian import discrete_gaussian
 from hansa.kernel.grid import Grid
+from hansa.plumbing.errors import ConfigError
 
 
 @pytest.mark.parametrize(("clip", "sigma", "size", "samples", "bits", "fine", "loss"), [

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.data.describe import Describe
+from hansa.holdings.gateway import SampleGateway
 from hansa.kernel import secret_draws
 from hansa.kernel.gateway import GuardedGateway, purposes_of
 from hansa.kernel.secret_draws import poisson_sample, secret_normal, secret_uniform
 from hansa.local import DPSGD, SGD
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.transforms import ClippedUpdate
 
 SOURCE = Path(hansa.__file__).parent

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from hansa.core.budget import Release
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
+from hansa.holdings.gateway import SampleGateway
 from hansa.kernel.grid import Grid
 from hansa.local import DPSGD
+from hansa.numerics.objective import Objective
 from hansa.privacy import spent
 
 SIZE, SIGMA, DELTA, TRIALS = 20_000, 2.0, 1e-5, 200

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Op
 from hansa.core.registry import build, field_types, registered
+from hansa.holdings.gateway import SampleGateway
 from hansa.kernel.gateway import GuardedGateway
 from hansa.kernel.ranges import HARMLESS, KINDS, RANGES, Ranges, holds_numbers
 from hansa.local import DPSGD, SGD, Personal
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.secure.masking_ops import SecureMasked
 from hansa.transforms import ClippedUpdate, Packed, TopK
 
@@ -114,7 +114,7 @@ def test_every_entry_of_a_payload_is_known() -> None:
 
 
 def test_the_defaults_admit_the_defaults_of_all_solvers() -> None:
-    """The ops of all algorithms are in tests/core/test_gateway.py: their gateways open."""
+    """The ops of all algorithms are in tests/holdings/test_gateway.py: their gateways open."""
     for name, part in registered("local").items():
         if part.__module__.startswith("hansa."):
             assert Ranges().refuses(build("local", name), 100, {}) is None, name

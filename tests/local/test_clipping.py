@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hansa.core.objective import Objective
 from hansa.kernel import clipped_sums
 from hansa.kernel.grid import Grid
 from hansa.local import clipping
 from hansa.local.solver import Batch, Context
+from hansa.numerics.objective import Objective
 
 KEY = torch.tensor(5)
 

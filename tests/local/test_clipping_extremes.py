@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hansa.core.objective import Objective
-from hansa.core.params import ParamSpec
 from hansa.kernel import clipped_sums
 from hansa.local import clipping
 from hansa.local.solver import Batch, Context
 from hansa.local.step_rule import ClipRule, StepRule
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import ParamSpec
 from hansa.sim.chain import Chain, chain_of
 
 KEY = torch.tensor(5)

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core import rng
-from hansa.core.errors import ConfigError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
-from hansa.core.params import ParamSpec
+from hansa.holdings.gateway import SampleGateway
 from hansa.kernel.grid import Grid
 from hansa.local import DPSGD, SGD, Personal
 from hansa.local.dp_sgd import SIGMAS
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 SIZES = (3, 11, 7, 16, 1)
 

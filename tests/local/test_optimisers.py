@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload
-from hansa.core.params import Params, ParamSpec
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD, Adam, Carry, Context, LocalSolver
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params, ParamSpec
 from small_tasks import net, samples
 
 CASES: list[tuple[LocalSolver, Callable[[Any], torch.optim.Optimizer]]] = [

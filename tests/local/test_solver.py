@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD, SVRG, Gradient
 from hansa.local.solver import masked_mean
 from hansa.local.svrg import present
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, PartyError
 
 
 @given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 12), st.booleans(), st.integers(0, 5))
@@ -139,8 +139,8 @@ def test_impossible_hyper_parameters_are_refused(make: Any, reason: str) -> None
 
 
 def test_a_solver_sees_loss_and_gradient_on_all_of_its_partys_data() -> None:
-    from hansa.core.objective import Objective
     from hansa.local import Batch, Context
+    from hansa.numerics.objective import Objective
 
     objective = Objective(lambda: torch.nn.Linear(3, 2).double(), "cross_entropy", 0)
     draws = torch.Generator().manual_seed(0)

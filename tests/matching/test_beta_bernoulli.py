@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.matching.beta_bernoulli import Hyper, Matcher, Process, gains, hyper_update, match
+from hansa.plumbing.errors import ConfigError
 
 
 def drawn(seed: int, *shape: int) -> Tensor:

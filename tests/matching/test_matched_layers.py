@@ -13,15 +13,15 @@ from test_pfnm import ring
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload, Reply
+from hansa.holdings.gateway import SampleGateway
 from hansa.matching import Process, match
 from hansa.matching.fedma import TrainAbove, class_mean, owners_mean
 from hansa.matching.matched import sliced
 from hansa.matching.units import Network, Units, permuted
 from hansa.models import CharLstm, Cnn, LayerChain, Logistic, TwoNN
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, PartyError
 
 LOCAL = hansa.SGD(lr=0.3, epochs=10, batch=16)
 NETS: dict[str, tuple[Any, Tensor]] = {

@@ -11,13 +11,13 @@ from test_matched_layers import read as units
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Party, Payload, Reply, Wrapper
 from hansa.core.registry import build, registered
 from hansa.local import SGD, LocalSolver
 from hansa.matching.permute import _overlaps, fit, fit_pair
 from hansa.matching.units import Network, Units, permuted
 from hansa.models import CharLstm, Cnn, LayerChain, TwoNN
+from hansa.plumbing.errors import ConfigError
 from hansa.testing import check_engines
 
 with torch.random.fork_rng():  # the same weights, whatever was drawn before

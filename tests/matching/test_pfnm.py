@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.matching.beta_bernoulli import Process
 from hansa.matching.matched import output_shares
 from hansa.matching.pfnm import TrainNetwork, assemble
 from hansa.matching.units import Network, Units, permuted
 from hansa.models import CharLstm, Cnn, LayerChain, TwoNN
+from hansa.plumbing.errors import ConfigError
 
 SOLVER = hansa.SGD(lr=0.3, epochs=20, batch=16)
 
@@ -200,10 +200,10 @@ def test_secure_sums_and_central_privacy_are_refused(privacy: Any, reason: str) 
 
 
 def test_a_party_checks_what_it_is_sent() -> None:
-    from hansa.core.errors import PartyError
-    from hansa.core.gateway import SampleGateway
-    from hansa.core.objective import Objective
     from hansa.core.op import Party
+    from hansa.holdings.gateway import SampleGateway
+    from hansa.numerics.objective import Objective
+    from hansa.plumbing.errors import PartyError
 
     objective = Objective(lambda: mlp(2, (5,), 2)(), "cross_entropy", 0)
     x, y = ring()[1]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload, Reply
+from hansa.holdings.gateway import SampleGateway
 from hansa.matching.spahm import LocalMeans, k_means
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, PartyError
 
 
 def blobs(parties: int = 5) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor], Tensor]:

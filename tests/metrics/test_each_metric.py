@@ -14,11 +14,11 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor
 
-from hansa.core import losses
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build, register, registered
 from hansa.metrics import AUC, F1, R2, Accuracy, FunctionMetric, Metric, Predictions
 from hansa.metrics.scores import GridMetric
+from hansa.numerics import losses
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.run.evaluation import AGAIN
 from hansa.testing import check_metric
 from hansa.testing.metrics import predictions

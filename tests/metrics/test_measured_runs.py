@@ -15,8 +15,6 @@ from sklearn import metrics as sk
 
 import hansa
 from hansa.core.ask import Gathered
-from hansa.core.errors import ConfigError, HansaError, PartyError
-from hansa.core.objective import Objective
 from hansa.core.op import Reply
 from hansa.core.registry import build
 from hansa.experiment.settings import measured as measured_by_run
@@ -24,6 +22,8 @@ from hansa.metrics import Accuracy, FunctionMetric
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.numbers import LossMetric
 from hansa.metrics.predictions import Predictions
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, HansaError, PartyError
 from hansa.run import party_fields
 from hansa.run.result import Result
 from hansa.sim.engine import ReferenceEngine

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import build, from_config, registered, to_config
 from hansa.models import CharLstm, Cnn, Logistic, Model, ResNetGn, TwoNN
 from hansa.models.chain import LayerChain
+from hansa.plumbing.errors import ConfigError
 
 MODELS: list[Model] = [
     Logistic(),

@@ -25,11 +25,10 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from hansa.core import codec
 from hansa.core.ask import op_of
-from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.data.describe import Description
+from hansa.holdings.labels import Labels
 from hansa.net.aggregator.federation import FederationFolder
 from hansa.net.aggregator.ledger import Ledger, Writer
 from hansa.net.aggregator.registry import Registry
@@ -40,6 +39,7 @@ from hansa.net.transport.pacing import PollPace
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import PROTOCOLS, Answer, Blob, Receipt, Work, pack, unpack
+from hansa.plumbing import codec
 
 FEATURES, CLASSES = 3, 2
 Head = tuple[int, dict[str, str]]

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from tcp_proxy import Address, Faults, Proxy, parse_faults
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):

@@ -22,7 +22,6 @@ from msgspec import structs
 from torch import Tensor
 
 import hansa
-from hansa.core import codec
 from hansa.core.op import Memory, Reply
 from hansa.experiment.tasks import make_model
 from hansa.net.aggregator import asks
@@ -55,6 +54,7 @@ from hansa.net.transport.wire import (
     pack,
     unpack,
 )
+from hansa.plumbing import codec
 
 SPOKEN = str(PROTOCOLS[-1])  # the version of the protocol, as a request names it
 PARTIES = ("ann", "bob", "cid")

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 SEGMENT = 1460  # bytes that are lost together
 READ = 2**16  # bytes taken at once

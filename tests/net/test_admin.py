@@ -16,9 +16,9 @@ import pytest
 from league import PARTIES, PATIENCE, League
 from prometheus_client.parser import text_string_to_metric_families
 
-from hansa.core.errors import ConfigError
 from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.serve_settings import Serve
+from hansa.plumbing.errors import ConfigError
 
 ADMIN = {"admin": "127.0.0.1:0"}
 

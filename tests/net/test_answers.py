@@ -14,7 +14,6 @@ import pytest
 from league import PATIENCE, SPOKEN, Asked, Caller, League, draft
 from msgspec import structs
 
-from hansa.core.errors import DataError
 from hansa.net.aggregator import asks
 from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.job_records import discard, needed_blobs
@@ -24,6 +23,7 @@ from hansa.net.transport.client import Client
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import CHUNK, Blob, Order, pack
+from hansa.plumbing.errors import DataError
 
 
 def digest(data: bytes) -> str:

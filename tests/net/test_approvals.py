@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 
 from hansa.cli import approve as approving  # noqa: F401 (adds its command)
 from hansa.cli.app import app
-from hansa.core.errors import ConfigError, PartyError
 from hansa.net.aggregator import job as jobs
 from hansa.net.aggregator import runtime
 from hansa.net.aggregator.manifest import make_manifest
@@ -26,6 +25,7 @@ from hansa.net.party.policy import Policy
 from hansa.net.party.vault import PartyVault
 from hansa.net.transport.manifest import AllowedOp, Manifest, encode_manifest, manifest_digest
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.privacy import spent
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}

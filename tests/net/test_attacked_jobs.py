@@ -14,8 +14,8 @@ from league import PARTIES, League
 from hansa.attacks.job_audit import attack_job
 from hansa.attacks.kept_job import kept_job
 from hansa.attacks.kept_updates import class_shares
-from hansa.core.errors import ConfigError, DataError
 from hansa.net.party.samples import read_samples
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.report.job_attack_report import job_contents
 
 SIZES = {"ann": 1, "bob": 6, "cid": 60}

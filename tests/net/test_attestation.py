@@ -13,9 +13,9 @@ import pytest
 import snp
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from hansa.core.errors import ConfigError
 from hansa.net.attestation import AttestationError, Evidence, SevSnp, bound_data
 from hansa.net.party.policy import Policy
+from hansa.plumbing.errors import ConfigError
 
 KEY, NONCE = b"k" * 44, b"n" * 32
 DATA = bound_data(KEY, NONCE)

@@ -17,7 +17,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from league import League, Member, samples
 
-from hansa.core.errors import ConfigError
 from hansa.net.aggregator.attesting import EvidenceCommand
 from hansa.net.aggregator.party_routes import PartyRoutes
 from hansa.net.attestation import Evidence, bound_data
@@ -26,6 +25,7 @@ from hansa.net.attestation.verifier import public_key_bytes
 from hansa.net.transport.certificates import parse_certificate
 from hansa.net.transport.http import Refused
 from hansa.net.transport.wire import pack, unpack
+from hansa.plumbing.errors import ConfigError
 
 TREE = {"task": {"parties": ["x"], "model": "logistic", "dtype": "float64"},
         "algorithm": {"name": "fedavg", "local": {"name": "sgd", "lr": 0.1}},

@@ -20,12 +20,9 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from hansa.cli import audit as commands
-from hansa.core import codec
 from hansa.core.ask import Ask
-from hansa.core.errors import DataError
-from hansa.core.labels import Labels
-from hansa.core.params import Params
 from hansa.data.describe import Description
+from hansa.holdings.labels import Labels
 from hansa.net.aggregator import runtime
 from hansa.net.aggregator.federation import FederationFolder
 from hansa.net.audit import merkle
@@ -46,6 +43,9 @@ from hansa.net.party.receipts import BadReceipt, Receipts
 from hansa.net.party.store import PartyStore
 from hansa.net.transport import certificates, client, keys
 from hansa.net.transport.wire import Blob, Receipt, pack
+from hansa.numerics.params import Params
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 Tree = dict[str, Any]

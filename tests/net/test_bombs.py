@@ -17,13 +17,13 @@ import torch
 from league import Asked, Caller, draft
 from served import MIB, Served, dial, hear, hear_one, say, statuses
 
-from hansa.core import codec
-from hansa.core.errors import DataError
 from hansa.core.sums import StoredReply
 from hansa.net.aggregator.operator_routes import ORDER
 from hansa.net.transport import signing, wire
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import ENVELOPE, Answer, Blob, pack
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError
 
 GROWTH = 64 * MIB
 

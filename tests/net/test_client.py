@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from league import PATIENCE, SPOKEN, Caller, League
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.net.transport import client as clients
 from hansa.net.transport import keys
 from hansa.net.transport.client import OPTIONS, Client, Refusal, Unreachable, backoff, retry_delay
@@ -26,6 +25,7 @@ from hansa.net.transport.http import trouble
 from hansa.net.transport.signing import About, verify
 from hansa.net.transport.tls import client_context, unverified_context
 from hansa.net.transport.wire import CHUNK, Blob
+from hansa.plumbing.errors import ConfigError, DataError
 from in_loop import in_loop
 
 chances = st.floats(0, 1, exclude_max=True)

@@ -12,10 +12,10 @@ import pytest
 from cryptography import x509
 from league import Asked, Caller, League, draft
 
-from hansa.core import codec
-from hansa.core.labels import Labels
 from hansa.data.describe import Description
+from hansa.holdings.labels import Labels
 from hansa.net.transport import certificates
+from hansa.plumbing import codec
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 DAY = 86400.0

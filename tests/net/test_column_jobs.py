@@ -18,15 +18,15 @@ from league import PARTIES, PATIENCE, League, samples
 import hansa
 from hansa import Algorithm, Federation, State, register
 from hansa.core.algorithm import Problem
-from hansa.core.errors import ConfigError, DataError, HansaError
-from hansa.core.gateway import TableRows
-from hansa.core.labels import Labels
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.params import Params
 from hansa.data.describe import Description, agreed_columns
 from hansa.experiment.column_tasks import hold_out_people
+from hansa.holdings.gateway import TableRows
+from hansa.holdings.labels import Labels
 from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.samples import PartySamples, preparer, read_samples
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, DataError, HansaError
 from hansa.testing import same_bits
 
 pytestmark = pytest.mark.usefixtures("quick")

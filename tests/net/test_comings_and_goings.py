@@ -13,9 +13,7 @@ import torch
 from league import PARTIES, League, samples
 from test_rounds import TASK, Gate, gate, parts, tree  # noqa: F401 (fixtures)
 
-from hansa.core import crash_points as points
 from hansa.core.ask import Ask
-from hansa.core.errors import ConfigError
 from hansa.local import SGD
 from hansa.net.aggregator import queue
 from hansa.net.aggregator.blobs import Blobs
@@ -28,6 +26,8 @@ from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.transport import keys
 from hansa.net.transport.client import Refusal
 from hansa.net.transport.process import Structured
+from hansa.plumbing import crash_points as points
+from hansa.plumbing.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("quick")
 

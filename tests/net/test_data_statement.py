@@ -17,11 +17,7 @@ import torch
 from league import PATIENCE, League
 from test_reloading import JoinedParty
 
-from hansa.core import codec
 from hansa.core.ask import op_config
-from hansa.core.errors import ConfigError, DataError, NotAdmitted, PartyError
-from hansa.core.gateway import SampleGateway, TableRows
-from hansa.core.objective import Objective
 from hansa.core.op import Op, Party, Reply
 from hansa.core.predictor import Evaluate
 from hansa.data.class_weights import WeighClasses
@@ -29,6 +25,7 @@ from hansa.data.describe import Describe, Description
 from hansa.data.prepare import ApplyStandardise, ColumnMoments, StandardiseOwn
 from hansa.data.statement import DataStatement
 from hansa.data.table_ops import TableMagnitudes
+from hansa.holdings.gateway import SampleGateway, TableRows
 from hansa.local import SGD
 from hansa.net.party import preparations
 from hansa.net.party.agent import Worker
@@ -41,6 +38,9 @@ from hansa.net.party.samples import PartySamples, preparer, read_samples
 from hansa.net.party.store import PartyStore
 from hansa.net.party.vault_lines import FILE
 from hansa.net.transport.wire import Blob, Work
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, NotAdmitted, PartyError
 
 TASK = {"model": "logistic", "dtype": "float64", "shape": [2], "outputs": 50, "loss": "cross_entropy", "classes": 50,
         "party_test": 0.0, "seed": 0, "bf16": False, "prepared": False}  # fmt: skip

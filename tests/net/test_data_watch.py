@@ -16,12 +16,10 @@ import torch
 from league import League
 from test_reloading import JoinedParty, job
 
-from hansa.core import codec
 from hansa.core.ask import op_config
-from hansa.core.errors import DataError
-from hansa.core.fitting import kept_features
 from hansa.core.op import Op, Reply
 from hansa.core.predictor import Evaluate
+from hansa.holdings.fitting import kept_features
 from hansa.local import DPSGD, SGD
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.numbers import LossMetric
@@ -31,6 +29,8 @@ from hansa.net.party.data_watch import WatchedSamples, data_paths, signature
 from hansa.net.party.samples import PartySamples, preparer, read_samples, samples_digest
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError
 
 TASK = {"model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,
         "party_test": 0.0, "seed": 0, "bf16": False, "prepared": False}  # fmt: skip

@@ -14,16 +14,16 @@ import torch
 from league import PARTIES, Asked, League, draft, samples
 
 import hansa
-from hansa.core import codec
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.core.registry import build
 from hansa.data.describe import CLASSES, DIMENSIONS, KINDS, Description, agreed
 from hansa.experiment.tasks import make_model
+from hansa.holdings.labels import Labels
 from hansa.net.party import agent as party
 from hansa.net.party.samples import PartySamples, preparer
 from hansa.net.transport.wire import Work
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}

@@ -11,10 +11,10 @@ import torch
 from league import League
 
 from hansa.core.op import Reply
-from hansa.core.partial_sums import ReplySum
 from hansa.net.aggregator import runtime
 from hansa.net.party import agent as party
 from hansa.net.transport.wire import Work
+from hansa.replies.partial_sums import ReplySum
 
 RUN = {"rounds": 2, "quorum": 2}
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}

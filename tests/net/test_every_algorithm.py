@@ -9,10 +9,10 @@ import pytest
 from every_op import quick
 from hansa.algorithms import PruneFL
 from hansa.artifacts.run_folder import MODEL
-from hansa.core.errors import ConfigError
 from hansa.core.registry import registered
 from hansa.demo import network as demo_net
 from hansa.experiment.config import parse
+from hansa.plumbing.errors import ConfigError
 from hansa.run.simulate import simulate
 from hansa.testing import TREE, NetworkPool, check_network, experiment_for, same_bits
 from shapes import by_shape

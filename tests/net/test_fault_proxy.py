@@ -22,7 +22,7 @@ import pytest
 import tcp_proxy as module
 from tcp_proxy import BUFFER, NEAR, SEGMENT, Dice, Faults, Proxy, ProxyThread, parse_faults
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from in_loop import SOON, in_loop
 
 WHILE = 0.15  # seconds in which an unwanted event is watched for

@@ -16,11 +16,11 @@ from torch import nn
 
 import hansa
 from hansa.artifacts import saved_model
-from hansa.core import codec
-from hansa.core.errors import NotAdmitted, PartyError
-from hansa.core.objective import Objective
 from hansa.data.statement import DataStatement
 from hansa.net.party.samples import PartySamples, preparer
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.plumbing.errors import NotAdmitted, PartyError
 from lora import ADAPTERS, FEATURES, LENGTH, adapted, pretrained
 
 NET = "test_frozen_bases:net"

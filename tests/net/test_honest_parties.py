@@ -10,17 +10,17 @@ from league import PARTIES, League, samples
 from torch import nn
 
 import hansa
-from hansa.core import codec
-from hansa.core.buffer_checks import variances
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.registry import build
-from hansa.core.reply_checks import Rules, fault
 from hansa.experiment.tasks import make_model
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD
 from hansa.net.aggregator import runtime
 from hansa.net.party.samples import PartySamples
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.replies.buffer_checks import variances
+from hansa.replies.reply_checks import Rules, fault
 
 pytestmark = pytest.mark.usefixtures("quick")
 

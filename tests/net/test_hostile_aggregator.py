@@ -13,8 +13,6 @@ import pytest
 import torch
 from league import Asked, League, samples
 
-from hansa.core import codec
-from hansa.core.errors import DataError, HansaError
 from hansa.net.party import agent as parties
 from hansa.net.party.store import TASK as TASK_FILE
 from hansa.net.transport import client as clients
@@ -23,6 +21,8 @@ from hansa.net.transport.client import Client, Refusal, Unreachable
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import unverified_context
 from hansa.net.transport.wire import Blob, Trouble, Work, pack, unpack
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError, HansaError
 
 BLOB = Blob("ab" * 32, 10)
 

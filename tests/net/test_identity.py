@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from league import PATIENCE, Answered, Asked, Caller, League, samples
 
-from hansa.core.errors import ConfigError, HansaError
 from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.process import Aggregator
 from hansa.net.party.store import PartyStore
@@ -19,6 +18,7 @@ from hansa.net.transport import client as clients
 from hansa.net.transport.client import Client, Refusal
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import PROTOCOLS, Enrolment, IssuedCertificate, pack, unpack
+from hansa.plumbing.errors import ConfigError, HansaError
 
 
 def enrol(league: League, secret: str, name: str, key: keys.PrivateKey | None = None) -> Answered:

@@ -11,8 +11,6 @@ import torch
 from league import PARTIES, League, samples
 from msgspec import structs
 
-from hansa.core import disk
-from hansa.core.errors import ConfigError, DataError
 from hansa.experiment.config import parse
 from hansa.net.aggregator.kept_replies import FULL, KeptReply, kept_replies
 from hansa.net.aggregator.manifest import make_manifest
@@ -21,6 +19,8 @@ from hansa.net.party.manifest_words import manifest_lines
 from hansa.net.party.policy import Policy
 from hansa.net.transport.manifest import decode_manifest, encode_manifest
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import disk
+from hansa.plumbing.errors import ConfigError, DataError
 
 ALLOWED = "keep_replies = true"
 KEEP = {"keep_replies": True}

@@ -22,7 +22,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hansa.core.errors import ConfigError, HansaError
 from hansa.core.registry import KINDS, registered
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.keys import IdentityError
@@ -30,6 +29,7 @@ from hansa.net.transport.names import check_distinct, valid_name
 from hansa.net.transport.tls import client_context, server_context, unverified_context
 from hansa.net.transport.tokens import Token, new_token
 from hansa.net.transport.wire import Order, pack, unpack
+from hansa.plumbing.errors import ConfigError, HansaError
 
 PATIENCE = 600.0  # seconds until a stuck socket fails its test
 

@@ -12,12 +12,12 @@ import torch
 from league import PARTIES, League, samples
 
 import hansa
-from hansa.core import codec
-from hansa.core.errors import DataError
 from hansa.core.registry import build
-from hansa.core.stored_rows import StoredRows
+from hansa.holdings.stored_rows import StoredRows
 from hansa.local import SGD
 from hansa.net.party.samples import read_samples
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError
 
 SHIFT = """
 import numpy as np

@@ -11,11 +11,11 @@ from league import PARTIES, PATIENCE, League, samples
 
 import hansa
 from hansa.core.ask import Ask
-from hansa.core.errors import ConfigError
-from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Means, Medians
 from hansa.fusion import Krum, MultiKrum
 from hansa.net.party.asks import read_table
+from hansa.plumbing.errors import ConfigError
+from hansa.replies.reply_checks import Rules
 from hansa.run.simulate import simulate
 from hansa.testing import experiment_for
 

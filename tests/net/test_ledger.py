@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from league import PATIENCE, notary
 
-from hansa.core import crash_points as points
-from hansa.core.errors import ConfigError
 from hansa.net.aggregator.asks import close_ask, decide, open_ask, take_ticket
 from hansa.net.aggregator.ledger import Ledger, LedgerError, Writer, log_lines
 from hansa.net.aggregator.round import Decision
 from hansa.net.audit.evidence import ENTRY, entry_line
 from hansa.net.audit.merkle import Frontier, leaf_hash
+from hansa.plumbing import crash_points as points
+from hansa.plumbing.errors import ConfigError
 
 
 @pytest.fixture

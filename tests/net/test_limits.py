@@ -22,7 +22,6 @@ import pytest
 import uvloop
 from league import PATIENCE, Caller, League, until
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
 from hansa.net.aggregator.federation import TOML, FederationFolder, init
 from hansa.net.aggregator.serve_settings import Serve
@@ -31,6 +30,7 @@ from hansa.net.transport.limits import FIRST, Limits, LogThrottle, TokenBuckets,
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Enrolment, pack
+from hansa.plumbing.errors import ConfigError
 
 QUICK = {"handshake": 1.0, "head": 1.0, "stall": 0.6}
 LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}

@@ -12,9 +12,9 @@ from test_split_jobs import HOLDER, PEOPLE, ROUNDS, join, rows, simulated, tree
 
 import hansa
 from hansa import VerticalLinear
-from hansa.core import codec
 from hansa.core.op import Memory
 from hansa.net.people_scores import predict_people
+from hansa.plumbing import codec
 from hansa.testing import same_bits
 
 pytest.importorskip("rbcl")

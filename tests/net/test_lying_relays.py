@@ -12,16 +12,16 @@ import torch
 
 from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.histograms import GradientHistograms
-from hansa.core import codec
 from hansa.core.ask import Ask
-from hansa.core.errors import DataError
 from hansa.core.op import Reply
-from hansa.core.partial_sums import ReplySum
-from hansa.core.reply_checks import Rules
 from hansa.local import SGD
 from hansa.net.aggregator.queue import RelayTerms
 from hansa.net.aggregator.relayed import RelayedReplies, judged, read_relayed
 from hansa.net.transport.wire import LeafOutcome
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError
+from hansa.replies.partial_sums import ReplySum
+from hansa.replies.reply_checks import Rules
 
 MODEL = {"w": torch.ones(3), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
 RULES = Rules(exact=True, max_weight=10, max_norm=2.0)

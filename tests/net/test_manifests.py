@@ -11,7 +11,6 @@ from msgspec import structs
 from every_op import quick
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, op_config, op_of
-from hansa.core.errors import DataError
 from hansa.core.registry import field_types, from_config, registered
 from hansa.core.runtime import Request
 from hansa.experiment.config import Experiment, parse
@@ -22,6 +21,7 @@ from hansa.net.party.manifest_checks import refuses_ask, trains
 from hansa.net.party.manifest_words import changed_lines, manifest_lines
 from hansa.net.transport.manifest import MANIFEST, AllowedOp, Manifest, decode_manifest, encode_manifest
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing.errors import DataError
 from hansa.run.loop import Training
 from hansa.testing import experiment_for
 from hansa.testing.experiments import TREE, simulated

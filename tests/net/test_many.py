@@ -14,11 +14,11 @@ import torch
 from crowd import Crowd, populate
 from league import PATIENCE, League
 
-from hansa.core import codec
 from hansa.core.op import Reply
 from hansa.core.sums import COPIED, StoredReply
 from hansa.net.transport import pacing
 from hansa.net.transport.pacing import PollPace
+from hansa.plumbing import codec
 
 MANY = 200
 ROUND = {"task": {"parties": ["their-own.csv"], "model": "logistic"}, "algorithm": {"name": "fedavg"},

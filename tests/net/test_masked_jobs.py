@@ -14,11 +14,11 @@ import torch
 from league import PARTIES, PATIENCE, League, logistic_task, samples, tensors
 
 import hansa
-from hansa.core.errors import ConfigError, PartyError
 from hansa.net.party.peers import Peers
 from hansa.net.party.policy import Floor, Policy
 from hansa.net.party.vault_lines import read_vault
 from hansa.net.transport import certificates, keys
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.secure import signatures
 
 pytestmark = pytest.mark.usefixtures("quick")

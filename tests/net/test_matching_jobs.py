@@ -12,10 +12,10 @@ import torch
 from league import PARTIES, PATIENCE, League, memory
 
 import hansa
-from hansa.core import codec
-from hansa.core.gateway import TableRows
+from hansa.holdings.gateway import TableRows
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.party.samples import PartySamples
+from hansa.plumbing import codec
 from hansa.vertical import PSI, psi_group
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -62,7 +62,7 @@ def test_a_deployed_matching_has_the_rows_of_its_simulation_and_the_aggregator_s
 ) -> None:
     """Every byte that a party uploads is read. One reading of its ids is enough for a job."""
     league, uploads, sent = found(), list[bytes](), list[bytes]()
-    append, seal = Blobs.append, hansa.core.codec.encode
+    append, seal = Blobs.append, hansa.plumbing.codec.encode
 
     def recorded(self: Blobs, owner: str, digest: str, at: int, data: bytes, limit: int) -> int:
         uploads.append(bytes(data))

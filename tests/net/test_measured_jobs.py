@@ -11,10 +11,9 @@ import torch
 from league import PARTIES, League, samples
 
 import hansa
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import SampleGateway
 from hansa.core.registry import build
 from hansa.experiment.config import parse
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD
 from hansa.metrics import AUC, F1, Accuracy, ConfusionMatrix, FunctionMetric, Recall
 from hansa.metrics.evaluate import EvaluateMetrics
@@ -22,6 +21,7 @@ from hansa.net.party.gateway import OwnerGateway
 from hansa.net.party.policy import Policy
 from hansa.net.party.samples import PartySamples
 from hansa.net.party.vault import PartyVault
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.privacy import spent
 
 METRICS: list[Any] = ["f1", "auc", "confusion-matrix", {"name": "recall", "by": "a", "edges": [0.0]}]

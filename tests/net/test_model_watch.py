@@ -15,9 +15,7 @@ from league import samples
 from torch import Tensor
 
 import hansa
-from hansa.core import codec
 from hansa.core.ask import op_config
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Op, Reply, Wrapper, perform
 from hansa.core.registry import registered, to_config
 from hansa.core.route_op import RouteOp
@@ -35,6 +33,8 @@ from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.party.vault_lines import read_vault
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.select.power_of_choice import Loss
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.testing import TREE, experiment_for
@@ -202,7 +202,7 @@ def test_a_model_that_fails_on_a_sample_is_refused_as_a_large_loss_is(
         raise IndexError("a character of the data")
 
     asks = party("[broadcast]\nloss = 2.0")
-    monkeypatch.setattr("hansa.core.objective.Objective.outputs", fails)
+    monkeypatch.setattr("hansa.numerics.objective.Objective.outputs", fails)
     assert refused(asks(0, 0.0), REFUSAL) and asks.refusals() == 1
 
 

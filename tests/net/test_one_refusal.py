@@ -20,12 +20,9 @@ from hansa.classical.convex_sums import ConvexSums
 from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.private import PrivateHistograms
 from hansa.classical.trees.table import TreeTable
-from hansa.core import codec
 from hansa.core.ask import op_config
-from hansa.core.errors import AlgorithmError, ConfigError, DataError, NotAdmitted, OutOfRange, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply
 from hansa.core.registry import build, register
-from hansa.core.stopping import Halted
 from hansa.local import SGD
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import PREFIX, FineTune
@@ -34,6 +31,9 @@ from hansa.net.party.agent import Worker
 from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import codec
+from hansa.plumbing.errors import AlgorithmError, ConfigError, DataError, NotAdmitted, OutOfRange, PartyError
+from hansa.plumbing.stopping import Halted
 
 TASK: dict[str, Any] = {
     "model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,

@@ -14,19 +14,19 @@ from typer.testing import CliRunner
 
 import hansa
 from hansa.cli import predict as commands
-from hansa.core import codec
-from hansa.core import crash_points as points
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Party
-from hansa.core.params import Params
 from hansa.core.registry import build
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD
 from hansa.local.finetune import PREFIX
 from hansa.net.party import own_models
 from hansa.net.party.samples import PartySamples
 from hansa.net.party.store import PartyMemory
 from hansa.net.party.task_party import task_objective
+from hansa.numerics.params import Params
+from hansa.plumbing import codec
+from hansa.plumbing import crash_points as points
+from hansa.plumbing.errors import ConfigError, DataError
 
 TUNING = {"epochs": 2, "lr": 0.2, "batch": 5}
 SETTINGS: dict[str, Any] = {"rounds": 2, "seed": 3}

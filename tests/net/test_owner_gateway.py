@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import SampleGateway, TableRows
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import register
 from hansa.data.describe import Describe
+from hansa.holdings.gateway import SampleGateway, TableRows
 from hansa.local import SGD
 from hansa.local.dp_sgd import DPSGD
 from hansa.net.party.gateway import OwnerGateway
 from hansa.net.party.policy import Policy
 from hansa.net.party.vault import PartyVault
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.privacy import spent
 from hansa.transforms import ClippedUpdate
 

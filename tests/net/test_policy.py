@@ -17,9 +17,7 @@ from league import PARTIES, League, samples
 
 import hansa
 from hansa.algorithms.fedmd import PublicScores
-from hansa.core import codec
 from hansa.core.ask import op_config, op_of
-from hansa.core.errors import ConfigError
 from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import build
@@ -30,6 +28,8 @@ from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.policy import TABLES, TOML, Floor, Policy
 from hansa.net.party.samples import preparer
 from hansa.net.transport.wire import Blob, Order, Work
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError
 from hansa.secure.masking_ops import SecureMasked
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}

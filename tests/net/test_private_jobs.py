@@ -10,8 +10,8 @@ from league import PARTIES, League, samples
 
 import hansa
 from hansa.core.budget import Release
-from hansa.core.errors import ConfigError
 from hansa.experiment.tasks import make_model
+from hansa.plumbing.errors import ConfigError
 from hansa.privacy.accounting import epsilon
 
 CENTRAL = {"kind": "central", "sigma": 2.0, "delta": 1e-5, "clip": 0.5}

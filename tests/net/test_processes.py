@@ -11,13 +11,13 @@ import torch
 
 import hansa
 from hansa.core.driver import drive
-from hansa.core.errors import AlgorithmError, ReplayError, RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.journal import Journal
-from hansa.core.objective import Objective
 from hansa.core.round_record import Record
 from hansa.core.runtime import Commit, Open, complete_async
 from hansa.experiment.config import Experiment, parse
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import AlgorithmError, ReplayError, RoundAborted
+from hansa.replies.journal import Journal
 from hansa.run.loop import Training
 from hansa.secure import Masking
 from hansa.testing import PARTIES, TREE, PartyPool, experiment_for, history_on, run_on, same_bits

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from hansa.cli import main
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import Purpose, SampleGateway, TableRows
 from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.data.describe import Describe
 from hansa.data.table import Table
+from hansa.holdings.gateway import Purpose, SampleGateway, TableRows
 from hansa.local import SGD
 from hansa.local.dp_sgd import DPSGD
 from hansa.net.party.gateway import OwnerGateway
@@ -27,6 +26,7 @@ from hansa.net.party.samples import PartySamples, samples_digest
 from hansa.net.party.spending import in_words, report
 from hansa.net.party.vault import FILE, PartyVault
 from hansa.net.party.vault_lines import read_vault
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.privacy import spent
 
 MODEL = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0).long()}

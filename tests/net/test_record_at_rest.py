@@ -19,9 +19,6 @@ import pytest
 from fault_proxy import address
 from league import League
 
-from hansa.core import crash_points as points
-from hansa.core import disk
-from hansa.core.errors import ConfigError, HansaError
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.ledger import Ledger, LedgerError, connect
@@ -30,6 +27,9 @@ from hansa.net.aggregator.registry import Registry
 from hansa.net.aggregator.schema import SCHEMA, VERSION
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.limits import Limits
+from hansa.plumbing import crash_points as points
+from hansa.plumbing import disk
+from hansa.plumbing.errors import ConfigError, HansaError
 
 
 @pytest.fixture(autouse=True)

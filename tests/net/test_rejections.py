@@ -11,10 +11,10 @@ import pytest
 import torch
 from league import PARTIES, League, samples
 
-from hansa.core import codec
 from hansa.core.op import Reply
 from hansa.net.party import agent as party
 from hansa.net.transport.wire import Receipt, Work
+from hansa.plumbing import codec
 
 pytestmark = pytest.mark.usefixtures("quick")
 TREE = {"task": {"dataset": "heart", "model": "logistic", "dtype": "float64"}, "run": {"rounds": 2, "quorum": 2}}

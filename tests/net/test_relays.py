@@ -13,8 +13,6 @@ from league import PATIENCE, League, draft, logistic_task, samples
 from relay_league import RelayLeague
 
 import hansa
-from hansa.core import codec
-from hansa.core.errors import ConfigError
 from hansa.core.registry import from_config
 from hansa.net.aggregator import intake, runtime
 from hansa.net.aggregator.federation import init
@@ -26,6 +24,8 @@ from hansa.net.relay.process import check_root
 from hansa.net.transport import certificates, client, keys
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import Enrolment, IssuedCertificate, Order, RelayPoll, pack, unpack
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("quick")
 NAMES = ("ann", "bob", "cid", "dan", "eve+", "fay")

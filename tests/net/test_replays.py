@@ -15,13 +15,13 @@ import pytest
 from league import PARTIES, SPOKEN, Answered, Asked, Caller, League, draft, logistic_task
 
 import hansa
-from hansa.core import codec
 from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport import client as clients
 from hansa.net.transport.client import Client
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Blob, IssuedCertificate, pack, unpack
+from hansa.plumbing import codec
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 DATA = b"an update"

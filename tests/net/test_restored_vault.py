@@ -15,8 +15,6 @@ from league import Caller, League, Member, samples
 from msgspec import structs
 
 from hansa.cli import main
-from hansa.core import disk
-from hansa.core.errors import ConfigError, PartyError
 from hansa.local.dp_sgd import DPSGD
 from hansa.net.audit.evidence import vault_bytes
 from hansa.net.audit.receipt_file import read_receipts
@@ -31,6 +29,8 @@ from hansa.net.party.vault_marks import VaultMarks
 from hansa.net.transport import keys
 from hansa.net.transport.certificates import identity_of_pem
 from hansa.net.transport.wire import Answer, VaultMark, unpack
+from hansa.plumbing import disk
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.privacy import spent
 
 LIMITS = "matches = 2\n[privacy]\nepsilon = 9.0\ndelta = 1e-5\n[budget]\nqueries = 50\ntotal = { evaluate = 6 }\n"
@@ -77,7 +77,7 @@ def test_a_failed_write_does_not_spoil_the_marks(tmp_path: Path, monkeypatch: py
     vault, made = with_marks(tmp_path), VaultMarks(tmp_path)
     made.mark()
     with monkeypatch.context() as patch:
-        patch.setattr("hansa.core.disk.flush", lambda path: (_ for _ in ()).throw(OSError("no space")))
+        patch.setattr("hansa.plumbing.disk.flush", lambda path: (_ for _ in ()).throw(OSError("no space")))
         with pytest.raises(OSError, match="no space"):
             read(vault, "a")  # the line is in the file, perhaps not on the disk
         with pytest.raises(OSError, match="no space"):

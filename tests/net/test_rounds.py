@@ -12,16 +12,14 @@ import torch
 from league import PARTIES, PATIENCE, Asked, League, Signer, draft, logistic_task, notary, samples
 
 import hansa
-from hansa.core import codec
-from hansa.core import crash_points as points
 from hansa.core.ask import Ask
-from hansa.core.labels import Labels
 from hansa.core.op import Reply
 from hansa.core.registry import build
 from hansa.core.round_record import Record
 from hansa.core.runtime import Open
 from hansa.data.describe import Description
 from hansa.data.prepare import ApplyStandardise, ColumnMoments
+from hansa.holdings.labels import Labels
 from hansa.local import SGD
 from hansa.net.aggregator.asks import give_up, open_ask, store_answer, take_ticket
 from hansa.net.aggregator.blobs import Blobs
@@ -29,6 +27,8 @@ from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import TaskQueue
 from hansa.net.aggregator.runtime import NetworkRuntime
 from hansa.net.transport.wire import Answer, Blob
+from hansa.plumbing import codec
+from hansa.plumbing import crash_points as points
 
 pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}

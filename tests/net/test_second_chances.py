@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from league import PARTIES, League
 
-from hansa.core.errors import DataError
 from hansa.net.aggregator import job
 from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.aggregator.job import Job
@@ -24,6 +23,7 @@ from hansa.net.party import store
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import Answer, IssuedCertificate, pack, unpack
+from hansa.plumbing.errors import DataError
 
 
 def ended_by(error: Exception, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:

@@ -18,12 +18,12 @@ import hansa
 from hansa import Algorithm, Federation, State, register
 from hansa.core.algorithm import Problem
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
-from hansa.core.params import Params
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.net.aggregator import sessions
 from hansa.net.aggregator.sessions import Mailboxes
 from hansa.net.party.after_reading import REFUSAL
 from hansa.net.transport.wire import Exchanged, Letter, SessionCall, Work, pack
+from hansa.numerics.params import Params
 from hansa.testing import same_bits
 
 TIMES = 8
@@ -296,7 +296,7 @@ def test_mailboxes_bound_what_a_party_may_leave_in_them(monkeypatch: pytest.Monk
     boxes = Mailboxes({(0, 1): 10, (1, 0): 10})
     nonces = entered(boxes, 0, 1)
     for bad in (Letter(1, 0, bytes(11)), Letter(1, 1, b"x"), Letter(7, 0, b"x"), Letter(0, 0, b"x")):
-        with pytest.raises(hansa.core.errors.DataError):
+        with pytest.raises(hansa.plumbing.errors.DataError):
             served(boxes, 0, SessionCall(nonces[0], "talk", [bad]))
     letters = [Letter(1, number, bytes([number])) for number in range(6)]
     assert served(boxes, 0, SessionCall(nonces[0], "talk", letters)).waiting  # only four fit

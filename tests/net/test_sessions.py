@@ -16,14 +16,10 @@ import torch
 from league import samples
 
 import hansa
-from hansa.core import codec
 from hansa.core.ask import Ask, op_config, op_of
 from hansa.core.driver import drive
-from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Reply
-from hansa.core.replies import combine
-from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
 from hansa.net.party import sessions
@@ -32,6 +28,10 @@ from hansa.net.party.samples import preparer
 from hansa.net.party.sessions import PartySessions
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import codec
+from hansa.plumbing.errors import PartyError
+from hansa.replies.replies import combine
+from hansa.replies.reply_checks import Rules
 from hansa.secure import Masking, announcement, key_agreement, ring
 from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.mask_graph import MaskGraph

@@ -14,13 +14,10 @@ from aiohttp import web
 from league import PARTIES, League, samples
 
 import hansa
-from hansa.core import codec, own_model
-from hansa.core.errors import ConfigError, DataError, NotAdmitted, PartyError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
+from hansa.core import own_model
 from hansa.core.op import Party
-from hansa.core.params import Params
 from hansa.core.registry import build, to_config
+from hansa.holdings.gateway import SampleGateway
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.party_routes import PartyRoutes
 from hansa.net.aggregator.runtime import NetworkRuntime
@@ -28,6 +25,10 @@ from hansa.net.party.policy import Policy
 from hansa.net.party.public_store import PublicStore, named_public
 from hansa.net.party.samples import PartySamples, preparer
 from hansa.net.transport.wire import Blob, Order
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, NotAdmitted, PartyError
 
 MODELS = {"small": "logistic", "large": {"name": "2nn", "hidden": 4}}
 PUBLIC = torch.randn(10, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)

@@ -14,14 +14,14 @@ from league import PARTIES, League, posting
 
 import hansa
 from hansa import Split
-from hansa.core import codec
-from hansa.core.gateway import TableRows
 from hansa.core.op import Memory
 from hansa.core.registry import to_config
+from hansa.holdings.gateway import TableRows
 from hansa.models.dense import TwoNN
 from hansa.net.party.samples import PartySamples
 from hansa.net.party.vault_lines import read_vault
 from hansa.net.transport.wire import Work
+from hansa.plumbing import codec
 from hansa.testing import same_bits
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -11,12 +11,12 @@ import torch
 from league import PARTIES, League
 from test_split_jobs import SHAPES, algorithm, join, rows, simulated, tree
 
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.gateway import TableRows
+from hansa.holdings.gateway import TableRows
 from hansa.net.party import own_models
 from hansa.net.party.samples import PartySamples
 from hansa.net.people_scores import predict_people, read_ids
 from hansa.net.transport.client import Refusal
+from hansa.plumbing.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import pytest
 from league import League, logistic_task, samples
 
 import hansa
-from hansa.core import codec
-from hansa.core.errors import ConfigError
 from hansa.experiment.config import parse
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64", "party_test": 0.25}
 RUN = {"rounds": 6, "seed": 4, "metric": "loss", "patience": 2, "min_delta": 0.001, "keep": "best"}

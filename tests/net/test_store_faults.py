@@ -25,9 +25,6 @@ import torch
 from league import PARTIES, PATIENCE, Asked, Caller, League, draft, logistic_task
 
 import hansa
-from hansa.core import codec, disk
-from hansa.core import crash_points as points
-from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.core.registry import build
 from hansa.net.aggregator import blobs as blobs_module
 from hansa.net.aggregator import job as one_job
@@ -47,6 +44,9 @@ from hansa.net.transport import certificates, keys
 from hansa.net.transport.signing import About
 from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import Blob, Enrolment, pack
+from hansa.plumbing import codec, disk
+from hansa.plumbing import crash_points as points
+from hansa.plumbing.errors import ConfigError, DataError, HansaError
 
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}
 TREE = {"task": TASK, "algorithm": "fedavg", "run": {"rounds": 2}}

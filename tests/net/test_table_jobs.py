@@ -16,9 +16,7 @@ from league import PARTIES, League, tensors
 
 import hansa
 from hansa.artifacts import saved_model
-from hansa.core import codec
 from hansa.core.ask import op_config
-from hansa.core.errors import DataError
 from hansa.core.op import Reply
 from hansa.data.table_ops import TableMagnitudes
 from hansa.experiment.config import parse
@@ -27,6 +25,8 @@ from hansa.net.party.agent import Worker
 from hansa.net.party.samples import PartySamples, preparer, read_samples
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("quick")
 CITIES = ("Köln", "Lübeck", "Riga")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hansa.core.errors import ConfigError
 from hansa.net.attestation import AttestationError, Evidence, Tdx
+from hansa.plumbing.errors import ConfigError
 
 library = pytest.importorskip("dcap_qvl", reason="needs the extra tdx")
 DATA = Path(__file__).parent / "data"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from league import League
 
-from hansa.core.errors import ConfigError
 from hansa.net.aggregator.federation import FederationFolder
+from hansa.plumbing.errors import ConfigError
 
 TREE: dict[str, Any] = {
     "task": {"dataset": "heart", "model": "logistic", "dtype": "float64"}, "algorithm": "fedavg", "run": {"rounds": 3}

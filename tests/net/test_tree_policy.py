@@ -14,9 +14,9 @@ from test_workload import LIMITS, answer
 from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.histograms import GradientHistograms
 from hansa.classical.trees.table import TreeArrays, TreeTable
-from hansa.core.errors import ConfigError
 from hansa.core.op import Reply
 from hansa.net.party.policy import Policy
+from hansa.plumbing.errors import ConfigError
 
 OP = GradientHistograms("logistic", 2)
 

@@ -21,14 +21,10 @@ from league import logistic_task, samples
 from test_masked_jobs import Certified
 
 import hansa
-from hansa.core import codec
 from hansa.core.ask import Ask
 from hansa.core.driver import drive
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Reply
-from hansa.core.replies import combine
-from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
 from hansa.net.party.agent import Worker
@@ -37,6 +33,10 @@ from hansa.net.party.store import PartyStore
 from hansa.net.party.vault_lines import read_vault
 from hansa.net.transport import certificates
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, RoundAborted
+from hansa.replies.replies import combine
+from hansa.replies.reply_checks import Rules
 from hansa.secure import Masking
 
 NAMES = ("ann", "bob", "cid", "dan")

@@ -20,17 +20,12 @@ from league import PARTIES, League, samples
 import hansa
 from forked import needs_fork
 from hansa.cli import main
-from hansa.core import codec, disk
-from hansa.core import crash_points as points
 from hansa.core.ask import op_config
 from hansa.core.budget import Budget, Release
 from hansa.core.entries import Number, stated
-from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.objective import Objective
 from hansa.core.op import Op, Payload, Reply
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build, register
-from hansa.core.stopping import Brake, Halted, braked
 from hansa.data.describe import Describe
 from hansa.data.prepare import ApplyStandardise, StandardiseOwn
 from hansa.local import SGD
@@ -47,6 +42,11 @@ from hansa.net.party.store import PartyStore
 from hansa.net.party.vault import PartyVault
 from hansa.net.party.vault_lines import FILE, read_vault
 from hansa.net.transport.wire import Blob, Work
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec, disk
+from hansa.plumbing import crash_points as points
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
+from hansa.plumbing.stopping import Brake, Halted, braked
 from hansa.privacy import spent
 from hansa.privacy.accounting import epsilon
 from hansa.secure.masking_ops import CHECKS, SEALED, SecureKeys, SecureMasked, SecureShares

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 import hansa
 from hansa.cli import network
 from hansa.cli.app import app
-from hansa.core import crash_points as points
 from hansa.net import operator as operate
 from hansa.net.transport.client import Unreachable
+from hansa.plumbing import crash_points as points
 
 pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64", "party_test": 0.25}

@@ -12,11 +12,11 @@ import torch
 from league import PARTIES, League
 
 import hansa
-from hansa.core import codec
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.gateway import TableRows
 from hansa.experiment.config import parse
+from hansa.holdings.gateway import TableRows
 from hansa.net.party.samples import PartySamples, read_samples
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError
 
 DRAWS = torch.Generator().manual_seed(2)
 X = torch.randn(36, 3, generator=DRAWS)

@@ -11,14 +11,14 @@ import torch
 from league import PARTIES, League, logistic_task, samples
 
 import hansa
-from hansa.core import codec
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.other_model import OtherModel
-from hansa.core.params import Params
 from hansa.core.registry import build, register
 from hansa.local import SGD
 from hansa.net.party.samples import PartySamples
+from hansa.numerics.params import Params
+from hansa.plumbing import codec
 
 pytestmark = pytest.mark.usefixtures("quick")
 TASK = {"dataset": "heart", "model": "logistic", "dtype": "float64"}

@@ -28,12 +28,8 @@ from league import PATIENCE, League, Member, samples, until
 
 import hansa
 from forked import needs_fork
-from hansa.core import codec, forking
 from hansa.core.ask import op_config
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.forking import CannotFork
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
-from hansa.core.stopping import Halted
 from hansa.local import SGD
 from hansa.local.finetune import FineTune
 from hansa.net.party import agent as parties
@@ -52,6 +48,10 @@ from hansa.net.party.worker_main import serve
 from hansa.net.party.worker_process import PartyWorkerProcess, resident
 from hansa.net.transport.client import Refusal
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import codec, forking
+from hansa.plumbing.errors import ConfigError, DataError
+from hansa.plumbing.forking import CannotFork
+from hansa.plumbing.stopping import Halted
 
 TASK = {"model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,
         "party_test": 0.0, "seed": 0, "bf16": False, "prepared": False}  # fmt: skip

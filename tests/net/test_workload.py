@@ -22,12 +22,9 @@ from league import PATIENCE, League, samples
 from hansa.classical.counts import SplitCounts
 from hansa.classical.domains import ValueProfile
 from hansa.classical.naive_bayes import ClassMoments
-from hansa.core import codec
 from hansa.core.ask import op_config
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Op, Reply
 from hansa.core.predictor import Evaluate
-from hansa.core.stopping import Brake, Halted, braked, go_on
 from hansa.local import SGD, Adam, Proximal
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.personal import Personal
@@ -40,6 +37,9 @@ from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.party.workload import Workload, machine_memory
 from hansa.net.transport.wire import Blob, Work
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.plumbing.stopping import Brake, Halted, braked, go_on
 from hansa.secure import functional, ring
 from hansa.secure.masking_ops import CHECKS, KEYS, SEALED, SecureMasked, SecureShares
 from hansa.secure.paillier import PublicKey

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import hansa
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.report.figure import Drawing
 from hansa.study import Results
 from hansa.study.notebook import NotebookBoard

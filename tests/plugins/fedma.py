@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from hansa import SGD, Algorithm, ConfigError, Federation, Parts, State, register
 from hansa.core.algorithm import Problem
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
 from hansa.core.other_model import OtherModel
-from hansa.core.params import Params
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import LocalSolver
 from hansa.models.model import Model
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
 
 WIDTHS = "fedma/widths"
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from hansa import SGD, Algorithm, ConfigError, Federation, Parts, State, register
-from hansa.core import rng
 from hansa.core.algorithm import Problem
 from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
-from hansa.core.params import Params
 from hansa.core.predictor import NetworkPredictor
 from hansa.local import LocalSolver
+from hansa.numerics import rng
+from hansa.numerics.params import Params
 
 CLUSTER = "ifca/cluster"
 

@@ -10,10 +10,10 @@ import torch
 from hansa import SGD, Algorithm, Federation, Parts, State, register
 from hansa.core import own_model
 from hansa.core.algorithm import Problem
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
-from hansa.core.params import Params
+from hansa.holdings.gateway import SampleGateway
 from hansa.local.solver import LocalSolver
+from hansa.numerics.params import Params
 
 
 @register("plugin-own-scores")

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from hansa import Algorithm, Federation, State, register
 from hansa.core.algorithm import Problem
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
-from hansa.core.params import Params
 from hansa.core.predictor import Predictor
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
 
 
 @register("plugin-class-rows")

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from hansa import Algorithm, Federation, State, register
-from hansa.core import rng
 from hansa.core.algorithm import Problem
-from hansa.core.errors import ConfigError, PartyError, RoundAborted
-from hansa.core.gateway import Ids
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.params import Params
 from hansa.core.route_op import Message, RouteOp
+from hansa.holdings.gateway import Ids
+from hansa.numerics import rng
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, PartyError, RoundAborted
 
 MOST = 100_000  # rows of a party
 ROWS = ("train", "test")

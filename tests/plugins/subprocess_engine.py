@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from hansa.core import codec
 from hansa.core.ask import op_config, op_of
-from hansa.core.errors import DataError, HansaError
-from hansa.core.forking import check_fork
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Op, Party, Reply, perform
-from hansa.core.partial_sums import ReplySum
 from hansa.core.registry import register
-from hansa.core.replies import reply_size
+from hansa.holdings.gateway import SampleGateway
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError, HansaError
+from hansa.plumbing.forking import check_fork
+from hansa.replies.partial_sums import ReplySum
+from hansa.replies.replies import reply_size
 from hansa.sim.engine import (
     Block,
     Engine,

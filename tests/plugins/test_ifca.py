@@ -10,9 +10,9 @@ import torch
 from ifca import CLUSTER, IFCA
 
 import hansa
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
+from hansa.holdings.gateway import SampleGateway
+from hansa.numerics.objective import Objective
 from hansa.testing import NetworkPool, PartyPool, check_algorithm, check_network
 
 PARTIES = 6

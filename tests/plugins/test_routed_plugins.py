@@ -75,7 +75,7 @@ def test_a_step_of_split_learning_is_a_step_of_the_whole_network(batch: int, apa
     bottoms, top = layers(9)
     x, y = (values[common_order(40, apart)] for values in table(40))
     assert done.state.slots["train"] == len(x) == 40 - PARTIES * apart
-    order = torch.from_numpy(hansa.core.rng.generator(9, "batches", 0).permutation(len(x)))
+    order = torch.from_numpy(hansa.numerics.rng.generator(9, "batches", 0).permutation(len(x)))
     for rows in order.split(batch):
         weights = [w.clone().requires_grad_() for w in (*bottoms.values(), top)]
         columns = dict(enumerate(x[rows].split(WIDTHS, 1)))

@@ -12,9 +12,9 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from hansa.core.budget import Budget, Release, charge, merged
-from hansa.core.errors import ConfigError, PartyError
 from hansa.kernel import renyi
 from hansa.kernel.renyi import ORDERS, composed, converted, curve
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.privacy.accounting import affordable, calibrate, epsilon
 
 N, DELTA = 60_000, 1e-5

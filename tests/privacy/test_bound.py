@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Reply
 from hansa.core.registry import build
-from hansa.core.reply_checks import Rules, fault
 from hansa.local import Controlled, Fair, Normalised
 from hansa.local.scaffold import OWN
+from hansa.plumbing.errors import ConfigError
+from hansa.replies.reply_checks import Rules, fault
 from hansa.transforms import ClippedUpdate
 from quadratics import ENGINES, found, task
 

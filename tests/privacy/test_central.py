@@ -19,15 +19,15 @@ from torch import Tensor
 
 import hansa
 from hansa.cli import main
-from hansa.core import rng
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.budget import Release
 from hansa.core.driver import drive
 from hansa.core.federation import Federation
 from hansa.core.op import Reply
-from hansa.core.params import Params, ParamSpec
 from hansa.fusion import WeightedMean
+from hansa.numerics import rng
+from hansa.numerics.params import Params, ParamSpec
 from hansa.privacy import CentralDP, Privacy, accounting
 from hansa.privacy.central import UNCLIPPED, Contribution
 from hansa.privacy.guard import Guard

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.experiment.settings import Run
 from hansa.net.party.policy import Floor, Policy
+from hansa.plumbing.errors import ConfigError
 from hansa.secure import Masking
 from hansa.secure.masking_ops import SecureKeys, SecureShares
 from hansa.secure.paillier_sum import PaillierOpen

@@ -21,8 +21,8 @@ from torch import nn
 
 import hansa
 from hansa.core.op import Memory
-from hansa.core.params import Params, ParamSpec
 from hansa.local import SGD
+from hansa.numerics.params import Params, ParamSpec
 from hansa.sim import memories
 
 torch.set_num_threads(1)

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
-from hansa.core.params import ParamSpec
+from hansa.holdings.gateway import SampleGateway
 from hansa.local.dp_sgd import DPSGD
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import ParamSpec
 from lora import ADAPTERS, FEATURES, LENGTH, adapted, pretrained
 
 X = torch.randn(48, LENGTH, FEATURES, generator=torch.Generator().manual_seed(1))

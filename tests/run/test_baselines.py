@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.experiment.baselines import baseline
 from hansa.experiment.config import parse
+from hansa.plumbing.errors import ConfigError
 from hansa.report.run_report import run_report
 from hansa.run.result import Result
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.local import SGD
+from hansa.plumbing.errors import ConfigError
 from quadratics import Scalar
 
 X, ONE = torch.zeros(2, 1, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)

@@ -10,10 +10,10 @@ from rich.console import Console
 from torch import nn
 
 from hansa import FedAvg, Standardise, Task, build, simulate
-from hansa.core.errors import ConfigError
 from hansa.demo import hospitals as demonstration
 from hansa.demo.hospitals import CANDIDATES, REGIMES, ROUNDS, Demo, hospitals, picture, split, tables
 from hansa.demo.report import findings
+from hansa.plumbing.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,8 @@ import torch
 
 import hansa
 from digits import digits
-from hansa.core.errors import DataError
 from hansa.local.dp_sgd import DPSGD
+from hansa.plumbing.errors import DataError
 from hansa.report.diagnosis import diverged, problem, rejected_rounds, without_effect
 
 EXPERIMENT = digits(3, "2nn", algorithm={"local": {"lr": 1e30, "batch": 50}}, rounds=2)

@@ -16,8 +16,8 @@ from torch import nn
 
 import hansa
 from hansa.artifacts.run_folder import CHECKPOINT, EXPERIMENT, METRICS, MODEL, SUMMARY
-from hansa.core.errors import ConfigError, DataError
 from hansa.experiment.config import parse
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.report.display import rows_of, totals
 from hansa.report.progress import NotebookBar, watcher
 from hansa.run.resume import execute

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.errors import ConfigError, HansaError
 from hansa.core.registry import build, registered
 from hansa.experiment.config import parse
 from hansa.local import DPSGD, SGD
 from hansa.local.finetune import PREFIX
+from hansa.plumbing.errors import ConfigError, HansaError
 from hansa.testing import TREE
 from quadratics import ENGINES
 from small_tasks import net

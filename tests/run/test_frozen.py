@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.errors import ConfigError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.registry import build
+from hansa.holdings.gateway import SampleGateway
 from hansa.local.dp_sgd import DPSGD
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError
 
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = (X.sum(1) > 0).long()

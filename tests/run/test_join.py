@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hansa import DataError
-from hansa.core.errors import NotAdmitted
 from hansa.net.party.samples import preparer, read_samples
+from hansa.plumbing.errors import NotAdmitted
 
 TASK = {"model": "logistic", "dtype": "float32", "shape": [2], "outputs": 2, "loss": "cross_entropy", "classes": 2,
         "party_test": 0.0, "seed": 0, "bf16": False, "prepared": False}  # fmt: skip

@@ -16,7 +16,7 @@ from doomed import CASES, EXPERIMENTS, case_folder
 
 import hansa
 from hansa.artifacts.run_folder import RunFolder
-from hansa.core import codec, disk
+from hansa.plumbing import codec, disk
 
 ALL = [(name, case) for name, cases in CASES.items() for case in cases]
 
@@ -28,7 +28,7 @@ def graveyard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = Path(__file__).with_name("doomed.py")
     done = subprocess.run(
         [sys.executable, str(script), str(root)], capture_output=True, text=True, timeout=600,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # it computes gradients before it forks (hansa.core.forking)
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # it computes gradients before it forks (plumbing.forking)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     for folder, ends in json.loads(done.stdout).items():

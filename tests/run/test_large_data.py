@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build
-from hansa.core.stored_rows import StoredRows
 from hansa.data import held, load_party_folder
 from hansa.experiment.config import parse
+from hansa.holdings.stored_rows import StoredRows
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.run.resume import execute
 
 SIZES = (13, 8, 21, 5)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.errors import ConfigError
-from hansa.core.losses import auc
 from hansa.experiment.config import parse
+from hansa.numerics.losses import auc
+from hansa.plumbing.errors import ConfigError
 from hansa.report.study_report import pictures
 from hansa.study import compare
 

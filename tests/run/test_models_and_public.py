@@ -13,12 +13,12 @@ from torch import nn
 
 import hansa
 from hansa.artifacts import saved_model
-from hansa.core import codec
-from hansa.core.errors import ConfigError
-from hansa.core.public import PublicSamples
 from hansa.experiment.config import parse, read
 from hansa.experiment.deployed import own_samples
 from hansa.experiment.tasks import load_data
+from hansa.holdings.public import PublicSamples
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError
 from hansa.study.inputs import functions_of, inputs
 
 DRAWS = torch.Generator().manual_seed(1)

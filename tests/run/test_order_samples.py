@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.experiment.config import parse
 from hansa.experiment.deployed import own_samples
 from hansa.metrics.names import possible_values
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
 from hansa.run.resume import new_folder, stored_experiment
 from hansa.secure.envelopes import agreed
 

@@ -7,8 +7,8 @@ import torch
 
 import hansa
 from hansa.core.ask import Ask
-from hansa.core.errors import ConfigError
-from hansa.core.objective import Objective
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError
 from hansa.run.simulate import simulate
 from hansa.testing import experiment_for
 

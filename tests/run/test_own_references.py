@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError
-from hansa.core.functions import only, searching
 from hansa.core.registry import build, from_config, lookup, to_config
 from hansa.experiment.config import parse, read
+from hansa.plumbing.errors import ConfigError
+from hansa.plumbing.functions import only, searching
 from hansa.run.resume import execute, resume
 
 CODE = '''

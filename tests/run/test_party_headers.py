@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import hansa
-from hansa.core.errors import ConfigError, DataError, NotAdmitted
 from hansa.experiment.config import parse
 from hansa.experiment.deployed import own_samples
 from hansa.net.party.samples import preparer, read_samples
+from hansa.plumbing.errors import ConfigError, DataError, NotAdmitted
 
 COLUMNS = ["age", "chol", "pulse", "sick"]
 RNG = np.random.default_rng(1)

@@ -20,11 +20,11 @@ from hansa.artifacts import saved_model
 from hansa.artifacts.torch_export import export
 from hansa.cli import predict as _commands  # noqa: F401 (adds the commands)
 from hansa.cli.app import app
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import DataOp
 from hansa.core.registry import register
 from hansa.data.feature_blocks import ROWS, WantedFeatures, feature_blocks
 from hansa.experiment.config import parse
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.run.predictions import predict_file
 from hansa.run.resume import execute
 

@@ -11,8 +11,8 @@ import torch
 
 from hansa import FedAvg, Task, build, simulate
 from hansa.artifacts.run_folder import SUMMARY
-from hansa.core.errors import ConfigError
 from hansa.demo.hospitals import hospitals
+from hansa.plumbing.errors import ConfigError
 from hansa.report import plots
 from hansa.report.html import POLICY, SCRIPT, Detail, Picture, Sheet, write_report
 from hansa.report.run_report import run_report

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from hansa.core.determinism import deterministic
+from hansa.plumbing.determinism import deterministic
 from hansa.report import plots
 
 

@@ -13,9 +13,9 @@ from sklearn.metrics import mean_absolute_error, r2_score, roc_auc_score
 from torch import Tensor, nn
 
 import hansa
-from hansa.core import codec
-from hansa.core.losses import metrics
 from hansa.local import SGD
+from hansa.numerics.losses import metrics
+from hansa.plumbing import codec
 from quadratics import Scalar
 
 

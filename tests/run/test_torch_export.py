@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import hansa
 from hansa.cli import predict as _commands  # noqa: F401 (adds the commands)
 from hansa.cli.app import app
-from hansa.core.errors import ConfigError
 from hansa.experiment.config import parse
+from hansa.plumbing.errors import ConfigError
 from hansa.run.resume import execute
 
 TASK = {"dataset": "digits", "model": "logistic"}

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party
 from hansa.core.registry import build, registered
 from hansa.data import WeighClasses
 from hansa.experiment.config import parse, parse_set, read
+from hansa.holdings.gateway import SampleGateway
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
 from hansa.study.spec import read_study
 
 DRAWS = torch.Generator().manual_seed(5)
@@ -55,7 +55,7 @@ def vector(result: hansa.Result) -> torch.Tensor:
 
 def test_one_full_gradient_step_is_that_of_the_weighted_mean_over_all_samples() -> None:
     result = trained(hansa.FedAvg(local=hansa.SGD(lr=0.7, batch=None)), WEIGHTS, linear, rounds=1)
-    model = hansa.core.objective.make_module(linear, 3)
+    model = hansa.numerics.objective.make_module(linear, 3)
     losses = nn.functional.cross_entropy(model(X), Y, reduction="none")
     (losses * W).mean().backward()
     wanted = torch.cat([(p - 0.7 * p.grad).detach().flatten() for p in model.parameters()])  # type: ignore[operator]
@@ -255,7 +255,7 @@ def test_under_dp_sgd_no_weight_makes_a_sample_count_more_than_the_clip() -> Non
     heavy = [torch.full((n,), 1e6) for n in SIZES]
     for engine in ("reference", "stacked"):
         result = trained(hansa.FedAvg(local=local), heavy, rounds=1, engine=engine)
-        start = torch.cat([p.detach().flatten() for p in hansa.core.objective.make_module(deep, 3).parameters()])
+        start = torch.cat([p.detach().flatten() for p in hansa.numerics.objective.make_module(deep, 3).parameters()])
         assert float((vector(result) - start).norm()) <= 0.01 * (1 + 1e-6)
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.objective import Objective
 from hansa.core.other_model import ARCHITECTURE, OtherModel
-from hansa.core.params import Params
 from hansa.core.predictor import evaluate
 from hansa.core.registry import build, register
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, DataError
 
 
 def task(**given: Any) -> hansa.Task:

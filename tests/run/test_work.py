@@ -18,12 +18,12 @@ from torch import Tensor
 import hansa
 from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.ask import Ask, Reduced
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.params import Params
 from hansa.experiment.config import parse_set, read
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import AdaComm, Fixed, Random
 from hansa.testing import PartyPool, experiment_for, run_on, same_bits
 from quadratics import zeros

@@ -16,11 +16,11 @@ import torch
 
 import hansa
 from hansa.core.ask import Ask, Reduced
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.fusion import WeightedMean
 from hansa.local import SGD
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import AdaComm, ConstantRate, Cosine, ExponentialDecay, Pace, Random, RateSchedule
 from quadratics import ENGINES, zeros
 

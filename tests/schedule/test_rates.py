@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ConstantRate, Cosine, ExponentialDecay, RateSchedule, StepDecay
 
 

@@ -9,17 +9,17 @@ from typing import Any, cast
 
 import torch
 
-from hansa.core import codec
 from hansa.core.ask import Ask, Reduced
 from hansa.core.driver import drive
-from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
-from hansa.core.replies import combine
-from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
+from hansa.holdings.gateway import SampleGateway
+from hansa.plumbing import codec
+from hansa.plumbing.errors import PartyError
+from hansa.replies.replies import combine
+from hansa.replies.reply_checks import Rules
 from hansa.secure import announcement, session, shamir
 from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.masking import Masking

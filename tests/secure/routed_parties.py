@@ -12,18 +12,18 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.ask import Ask, Gathered, Routed
-from hansa.core.errors import PartyError
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, Vault, perform
 from hansa.core.registry import register
 from hansa.core.relay import KEYS, RECEIVE, SEND, relay
-from hansa.core.replies import combine
-from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
 from hansa.core.route_op import Message, RouteOp
 from hansa.core.runtime import complete
+from hansa.holdings.gateway import SampleGateway
+from hansa.plumbing import codec
+from hansa.plumbing.errors import PartyError
+from hansa.replies.replies import combine
+from hansa.replies.reply_checks import Rules
 
 ORDER = (KEYS, SEND, RECEIVE)
 CPU = cast(Any, SimpleNamespace(device=torch.device("cpu"), targets=lambda y, weights: y))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.core.errors import DataError
+from hansa.plumbing.errors import DataError
 from hansa.secure import additive, big_integers
 from hansa.secure.additive import SLACK, AdditivePrivateKey, AdditivePublicKey
 from hansa.secure.big_integers import FixedBase

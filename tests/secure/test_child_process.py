@@ -16,7 +16,7 @@ import pytest
 import torch
 from test_threshold import DEALING, KEY, SHARES, TEXTS, parts_of
 
-from hansa.core.errors import DataError, RuntimeFailure
+from hansa.plumbing.errors import DataError, RuntimeFailure
 from hansa.secure import child_process, functional_sum
 from hansa.secure.byte_tensors import as_tensor, to_rows
 from hansa.secure.paillier_sum import added, made_key

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hansa.core.ask import Reduced
-from hansa.core.errors import OutOfRange, RoundAborted
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate
+from hansa.plumbing.errors import OutOfRange, RoundAborted
 from hansa.secure.encoding import LARGEST, SMALLEST, Encoding, FixedPoint, SumLayout, WideFixedPoint
 
 

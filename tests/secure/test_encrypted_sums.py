@@ -16,20 +16,20 @@ from test_paillier import P, Q
 from torch import Tensor, nn
 
 import hansa
-from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced, op_of
 from hansa.core.driver import drive
-from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
 from hansa.core.registry import build, register
-from hansa.core.replies import combine
-from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Record
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAborted
+from hansa.replies.replies import combine
+from hansa.replies.reply_checks import Rules
 from hansa.secure import envelopes, threshold, threshold_sum
 from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.channel import Channel

@@ -12,7 +12,7 @@ from test_paillier import P, Q
 from torch import nn
 
 import hansa
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.secure import threshold
 
 CHANNELS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.core.errors import DataError, PartyError
+from hansa.plumbing.errors import DataError, PartyError
 from hansa.secure import functional
 from hansa.secure.primes import Stream
 

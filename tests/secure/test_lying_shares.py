@@ -14,10 +14,10 @@ from torch import Tensor
 
 from hansa.core.ask import Reduced
 from hansa.core.driver import drive
-from hansa.core.errors import RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Memory
 from hansa.core.runtime import complete
+from hansa.plumbing.errors import RoundAborted
 from hansa.secure import Masking, key_agreement, masking_ops, shamir
 from hansa.secure.byte_tensors import as_bytes, as_tensor, to_table
 from hansa.secure.masking_terms import seed_check

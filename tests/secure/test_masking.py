@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_parties import PHASES, Count, Parties
 
-from hansa.core import codec
 from hansa.core.ask import Ask
 from hansa.core.driver import drive
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.runtime import complete
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, RoundAborted
 from hansa.secure import Masking, graph, ring, shamir
 from hansa.secure.encoding import FixedPoint
 from hansa.secure.masking_ops import SecureMasked, SecureShares

@@ -10,8 +10,8 @@ import pytest
 import torch
 from masked_parties import Count, Diary, Parties, announced, held_shares, party, secrets
 
-from hansa.core import codec
 from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
+from hansa.plumbing import codec
 from hansa.secure import Masking, key_agreement, shamir, signatures
 from hansa.secure.masking_ops import SecureConsistent, SecureKeys, SecureMasked, SecureShares, SecureUnmask
 

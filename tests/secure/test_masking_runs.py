@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, SVRG
+from hansa.plumbing.errors import ConfigError
 
 STEP = 2.0**-26  # the distance of two numbers: 32 bits for -16..16
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.core.errors import DataError
+from hansa.plumbing.errors import DataError
 from hansa.secure.paillier import Packing, PrivateKey, PublicKey, add_up
 from hansa.secure.primes import Stream, is_prime, prime, safe_prime
 

@@ -12,11 +12,11 @@ import torch
 from test_paillier import P, Q
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.core.registry import build, registered
 from hansa.local import SGD, SVRG, Controlled, Elastic, Fair, FairGradient, Gradient, Normalised, Overlapped, Proximal
 from hansa.local.halves import Halves
 from hansa.local.model_interpolation import ModelInterpolation
+from hansa.plumbing.errors import ConfigError
 from hansa.secure import threshold
 from hansa.secure.channel import Channel
 from quadratics import ENGINES, found, task

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from hansa.core.algorithm import Problem
 from hansa.core.ask import op_of
-from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
-from hansa.core.objective import Objective
 from hansa.core.op import Op
 from hansa.core.registry import build
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.secure import ckks, payloads
 from hansa.secure.ckks import CIPHERTEXT, CkksOpen
 from hansa.secure.paillier_sum import PaillierOpen

@@ -10,13 +10,13 @@ import pytest
 import torch
 from routed_parties import CPU, JobVault, RoutedParties, Say, Shout, flipped, sums
 
-from hansa.core import codec
 from hansa.core.ask import Ask
-from hansa.core.errors import PartyError, RoundAborted
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Party, Reply
 from hansa.core.relay import KEYS, REASONS, RECEIVE, SEND, UNLIKE, UNSEALED, UNTRUSTED
+from hansa.holdings.gateway import SampleGateway
 from hansa.net.party.workload import Workload
+from hansa.plumbing import codec
+from hansa.plumbing.errors import PartyError, RoundAborted
 from hansa.secure import envelopes, key_agreement, session, signatures
 from hansa.secure.byte_tensors import as_bytes, as_tensor
 from hansa.secure.routing import ENVELOPE, RouteEnd, RouteKeys, RouteReceive, RouteSend, _advertised, split_memory

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_paillier import PUBLIC, P, Q
 
-from hansa.core.errors import DataError
+from hansa.plumbing.errors import DataError
 from hansa.secure import threshold
 from hansa.secure.primes import Stream
 from hansa.secure.threshold import MAX_SHARES, Dealing, Share, combine, deal, deal_with

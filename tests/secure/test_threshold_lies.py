@@ -12,9 +12,9 @@ from test_paillier import P, Q
 from torch import Tensor
 
 from hansa.core.ask import op_of
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.op import Op, Payload, Reply
-from hansa.core.reply_checks import Rules
+from hansa.plumbing.errors import ConfigError, RoundAborted
+from hansa.replies.reply_checks import Rules
 from hansa.secure import key_agreement, threshold
 from hansa.secure.byte_tensors import as_tensor, from_rows, to_rows
 from hansa.secure.primes import Stream, prime

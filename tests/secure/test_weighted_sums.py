@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from hansa.core.errors import DataError
+from hansa.plumbing.errors import DataError
 from hansa.secure.additive import AdditivePrivateKey
 from hansa.secure.primes import Stream
 from hansa.secure.weighted_sums import MaskedPacking, sum_bits, weighted_sums

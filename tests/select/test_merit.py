@@ -14,11 +14,11 @@ from torch import nn
 
 import hansa
 from hansa.core.ask import Gathered
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Reply
 from hansa.fusion import Median
 from hansa.local import DPSGD, SGD
+from hansa.plumbing.errors import ConfigError
 from hansa.select import Merit
 from hansa.select.merit import cosine, fall, in_proportion, systematic
 from hansa.select.selector import SelectorState

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import hansa
-from hansa.core.journal import Journal
 from hansa.core.registry import from_config, registered, to_config
 from hansa.experiment.config import read
+from hansa.replies.journal import Journal
 from hansa.select import Merit, Poisson, PowerOfChoice, Selector, Tiers, Uniform, Weighted
 from hansa.testing import PartyPool, experiment_for, run_on, same_bits
 

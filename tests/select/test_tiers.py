@@ -18,7 +18,7 @@ from hansa.core.ask import VERBS, Ask, Gathered
 from hansa.core.driver import drive
 from hansa.core.federation import Federation
 from hansa.core.op import Reply
-from hansa.core.params import Params
+from hansa.numerics.params import Params
 from hansa.select import Tiers
 from hansa.select.tiers import by_rank
 

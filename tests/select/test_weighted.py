@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hansa
-from hansa.core import rng
+from hansa.numerics import rng
 from hansa.select.weighted import smallest_clocks
 
 SIZES = [4, 9, 0, 30, 2, 12, 7, 20]

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.local import SGD, Gradient
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ExponentialDecay
 from hansa.server import Adagrad, Descent, Momentum, ServerAdam, ServerOptimizer, Yogi
 from quadratics import ENGINES, zeros

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import hansa
 from forked import needs_fork
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local import SGD, Batch, Carry, Context, Gradient, LocalSolver
+from hansa.numerics.objective import Objective
 from hansa.schedule import ExponentialDecay
 from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stack import Stack

@@ -18,10 +18,10 @@ from torch import nn
 import hansa
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask
-from hansa.core.objective import Objective
 from hansa.core.round_record import Record
 from hansa.core.runtime import Open
 from hansa.experiment.settings import Run
+from hansa.numerics.objective import Objective
 from hansa.run.result import Result
 from hansa.sim.distributions import Constant, Exponential, Trace
 from hansa.sim.engine import ReferenceEngine

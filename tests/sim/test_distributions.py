@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hansa
-from hansa.core import rng
+from hansa.numerics import rng
 from hansa.sim.distributions import Constant, Distribution, Exponential, Lognormal, Trace, keys_of
 
 MANY = np.arange(100_000)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import hansa
 from forked import needs_fork
-from hansa.core.objective import Objective
 from hansa.core.op import Replies, Reply
 from hansa.core.registry import build
 from hansa.local import (
@@ -30,6 +29,7 @@ from hansa.local import (
     Personal,
     Proximal,
 )
+from hansa.numerics.objective import Objective
 from hansa.schedule import ExponentialDecay
 from hansa.sim import runtime
 from hansa.sim.engine import EngineInputs, PartyWork, ReferenceEngine

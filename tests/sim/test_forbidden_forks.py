@@ -11,10 +11,10 @@ from torch import nn
 
 import hansa
 from forked import needs_fork
-from hansa.core import forking
-from hansa.core.objective import Objective
 from hansa.core.registry import build
 from hansa.local import SGD
+from hansa.numerics.objective import Objective
+from hansa.plumbing import forking
 from hansa.sim.engine import EngineInputs, PartyWork, ReferenceEngine
 from hansa.sim.run_size import RunSize
 from hansa.sim.workers import WorkersEngine

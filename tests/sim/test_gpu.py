@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
-from hansa.core.params import Params, ParamSpec
 from hansa.local import DPSGD, SGD, SVRG, Batch, Carry, Context, Gradient, LocalSolver
 from hansa.models.resnet import ResidualBlock
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params, ParamSpec
 from hansa.schedule import ExponentialDecay
 from hansa.sim import gpu, rewrite, trial
 from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine

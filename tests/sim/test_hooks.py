@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
-from hansa.core.params import Params, ParamSpec
 from hansa.local import DPSGD, SGD, LocalSolver, Proximal
 from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import ClipRule, StepRule
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params, ParamSpec
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stacked import StackedEngine
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Wrapper
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver
+from hansa.plumbing.errors import PartyError
 from hansa.server import ServerOptimizer
 
 HOSTILE = 1

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import hansa
 from hansa.artifacts.run_folder import write_atomic
-from hansa.core.errors import AlgorithmError
 from hansa.core.op import Memory
+from hansa.plumbing.errors import AlgorithmError
 from hansa.sim import memories as module
 from hansa.sim.memories import Memories
 from hansa.testing import same_bits

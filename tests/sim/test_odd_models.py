@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import hansa
 from forked import needs_fork
-from hansa.core.errors import PartyError
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
 from hansa.core.registry import register
 from hansa.local import SGD, Carry, Context, LocalSolver
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import PartyError
 from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stacked import StackedEngine
 from hansa.sim.workers import WorkersEngine

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hansa
-from hansa.core import rng
-from hansa.core.objective import Objective
 from hansa.local import SGD, SVRG, Gradient, LocalSolver
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
 from hansa.sim.schedule import schedule
 
 

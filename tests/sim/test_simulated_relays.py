@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hansa
-from hansa.core import codec
-from hansa.core.errors import ConfigError
-from hansa.core.partial_sums import PartialSum
 from hansa.core.registry import from_config
-from hansa.core.replies import ReplyCombiner
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError
+from hansa.replies.partial_sums import PartialSum
+from hansa.replies.replies import ReplyCombiner
 from hansa.sim.devices import Devices
 from hansa.sim.relays import Relays
 

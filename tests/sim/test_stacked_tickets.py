@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.core.ask import Ticket
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply
-from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local import DPSGD, SGD, Adam, Proximal
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params, ParamSpec
 from hansa.run.result import Result
 from hansa.schedule import ExponentialDecay
 from hansa.sim import stacked

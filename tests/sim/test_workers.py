@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.errors import PartyError, RuntimeFailure
-from hansa.core.forking import check_fork
-from hansa.core.objective import Objective
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import PartyError, RuntimeFailure
+from hansa.plumbing.forking import check_fork
 from hansa.sim.engine import PartyWork, ReferenceEngine
 from hansa.sim.workers import WorkersEngine
 from hansa.testing import same_bits

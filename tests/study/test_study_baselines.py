@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from made_up import made_up
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.report import party_grid
 from hansa.report.html import Picture, Sheet
 from hansa.report.study_findings import Names

@@ -16,8 +16,8 @@ import pytest
 
 import hansa
 from hansa.artifacts.run_folder import CHECKPOINT, EXPERIMENT, LOCK, METRICS, MODEL, SUMMARY, RunFolder
-from hansa.core import codec, disk
-from hansa.core.errors import ConfigError
+from hansa.plumbing import codec, disk
+from hansa.plumbing.errors import ConfigError
 from hansa.study import Results, parse_study, read_study
 from hansa.study import pool as execute
 from hansa.study.pool import CellRun, InProcessRunner, SilentWatcher

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hansa.core.errors import ConfigError
 from hansa.experiment import sources
+from hansa.plumbing.errors import ConfigError
 from hansa.study import Cell, parse_study
 from hansa.study.inputs import code_of
 from hansa.study.pool import CellRun, SilentWatcher

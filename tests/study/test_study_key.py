@@ -15,13 +15,13 @@ import pytest
 
 from hansa.adversary import Adversary
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError
 from hansa.core.registry import KINDS, Part, field_default, field_types, fill, registered, to_config
 from hansa.data.partition import Partition
 from hansa.drift import Drift
 from hansa.experiment.audit import AuditTable
 from hansa.experiment.config import Experiment, TaskTable, parse
 from hansa.experiment.settings import Run
+from hansa.plumbing.errors import ConfigError
 from hansa.privacy import Privacy
 from hansa.study import cell as cells
 from hansa.study.cell import LEFT_OUT, Cell, key_of

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import hansa
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.study import Cell, Outcome, Results, parse_study
 
 

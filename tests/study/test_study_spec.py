@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 import hansa
 from hansa.cli.app import app
 from hansa.cli.compare import print_results
-from hansa.core.errors import ConfigError
 from hansa.experiment.config import read
 from hansa.local import SGD
 from hansa.metrics.measures import measure_of, written
+from hansa.plumbing.errors import ConfigError
 from hansa.report.display import human_bytes
 from hansa.study import Study, parse_study, read_study
 from hansa.study.inputs import modules_of

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hansa.core.registry import register, registered
-from hansa.core.rows import Rows
 from hansa.fusion import FLTrust, Fused, Fusion, GeometricMedian, NormClip, TrimmedMean, WeightedMean, Zeno
+from hansa.numerics.rows import Rows
 from hansa.testing import check_fusion
 
 OURS = [name for name, part in registered("fusion").items() if part.__module__.startswith("hansa.")]

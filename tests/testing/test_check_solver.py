@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
-from hansa.core.params import Params
 from hansa.core.registry import register, registered
 from hansa.local import DPSGD, SGD, LocalSolver, Personal, Proximal, Representation
 from hansa.local.pruned import mask_payload
 from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import ClipRule, StepRule
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
 from hansa.testing import check_solver
 
 OURS = [name for name, part in registered("local").items() if part.__module__.startswith("hansa.")]

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import hansa
-from hansa.core.functions import searching
 from hansa.core.registry import build, registered
+from hansa.plumbing.functions import searching
 from hansa.topology import EdgeList, Graph, RandomGraph, RandomRegular, Ring, SmallWorld, Topology
 from hansa.topology import graph as graphs
 
@@ -89,7 +89,7 @@ def test_a_few_rewired_edges_make_paths_short() -> None:
 
 
 def test_the_random_graph_has_the_draws_of_a_matrix() -> None:
-    from hansa.core import rng
+    from hansa.numerics import rng
 
     draws = rng.generator(5, "topology").random((9, 9))
     expected = {(i, j) for i in range(9) for j in range(9) if i < j and draws[i, j] < 0.4}

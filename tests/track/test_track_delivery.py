@@ -18,7 +18,7 @@ from chatty_tracker import Chatty
 from small_runs import run, untimed
 
 import hansa
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.track import Log, RunInfo, Tracker, delivery, sinks
 
 PATIENCE = 600.0  # seconds after which a missing event is a failure

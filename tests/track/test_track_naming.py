@@ -13,9 +13,9 @@ import pytest
 from small_runs import experiment_file
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.core.registry import registered, to_config
 from hansa.experiment.config import parse, read
+from hansa.plumbing.errors import ConfigError
 from hansa.track import trackers
 from hansa.track.jsonl import JsonLines
 from hansa.track.mlflow import MLflow

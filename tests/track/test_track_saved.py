@@ -11,11 +11,11 @@ from small_runs import experiment_file, linear, run, task
 
 import hansa
 from hansa.artifacts.saved_model import load
-from hansa.core.errors import ConfigError
 from hansa.experiment.config import read
 from hansa.experiment.deployed import replaced
 from hansa.net.aggregator.order import check_order
 from hansa.net.transport.wire import Order
+from hansa.plumbing.errors import ConfigError
 from hansa.run.resume import execute
 from hansa.track.tracker import RunInfo, flat, numbers, params, tags
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import hansa
 from digits import digits
-from hansa.core.errors import ConfigError
 from hansa.core.op import like
 from hansa.experiment.config import parse_set, read
 from hansa.local import Controlled
+from hansa.plumbing.errors import ConfigError
 from hansa.testing import check_transform
 from hansa.testing.transforms import _party as party
 from hansa.transforms import ByLayer, ErrorFeedback, IdentityTransform, Int8, RandK, TopK, Transform

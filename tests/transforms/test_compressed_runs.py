@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.core.algorithm import State
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register, registered
 from hansa.experiment.config import parse_set, read
 from hansa.local import DPSGD, SGD, Controlled
+from hansa.plumbing.errors import ConfigError
 from hansa.sim.stacked import StackedEngine
 from hansa.testing import check_engines, check_replay, experiment_for
 from hansa.testing.transforms import _party as party_of_suite
@@ -145,7 +145,7 @@ class Quarrelsome(Halves):
 
     def pack(self, party: Party, name: str, value: Tensor, memory: Any) -> Any:
         if party.id % 2:
-            raise hansa.core.errors.PartyError("it does not like to be packed")  # type: ignore[attr-defined]
+            raise hansa.plumbing.errors.PartyError("it does not like to be packed")  # type: ignore[attr-defined]
         return super().pack(party, name, value, memory)
 
 

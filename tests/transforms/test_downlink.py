@@ -10,9 +10,9 @@ import torch
 from test_compressed_runs import LOCAL, Protocol, run, task
 
 import hansa
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
 from hansa.local import Controlled
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.testing import PartyPool, check_engines, check_processes, check_replay
 from hansa.testing.transforms import _party as party
 from hansa.transforms import QSGD, ErrorFeedback, IdentityTransform, Int8, Transform

@@ -13,9 +13,9 @@ from test_compressed_runs import run, task
 from torch import Tensor
 
 import hansa
-from hansa.core.errors import ConfigError
 from hansa.core.op import like
 from hansa.local import SGD
+from hansa.plumbing.errors import ConfigError
 from hansa.testing.transforms import _party as party
 from hansa.transforms import (
     QSGD,

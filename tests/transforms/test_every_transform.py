@@ -12,10 +12,10 @@ from torch import Tensor
 
 import hansa
 from hansa.core.algorithm import Parts, State
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import register, registered
 from hansa.local import SGD, Controlled
+from hansa.plumbing.errors import ConfigError
 from hansa.transforms import QSGD, ErrorFeedback, RandK, Sign, TopK, Transform
 
 LOCAL = SGD(lr=0.1, steps=3, batch=8)

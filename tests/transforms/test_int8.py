@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Reply, like
-from hansa.core.reply_checks import Rules, received
 from hansa.local import SGD
+from hansa.plumbing.errors import ConfigError, DataError
+from hansa.replies.reply_checks import Rules, received
 from hansa.testing.transforms import _party as party
 from hansa.transforms import Int8, Packed
 

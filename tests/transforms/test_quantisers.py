@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Reply, like
-from hansa.core.reply_checks import Rules, received
 from hansa.local import SGD
+from hansa.plumbing.errors import ConfigError, DataError
+from hansa.replies.reply_checks import Rules, received
 from hansa.testing.transforms import _party as party
 from hansa.testing.transforms import _payload as model
 from hansa.transforms import QSGD, Packed, StochasticRounding, Transform, elias

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.ui import folder
 from hansa.ui.events import KEPT, RECENT, ROUNDS, SUBSCRIBERS, WAITING, EventStream, Subscriber, shown
 from hansa.ui.folder import RunFolderSource

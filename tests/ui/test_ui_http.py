@@ -18,13 +18,13 @@ from league import PARTIES, PATIENCE, League, samples, until
 
 from hansa.cli import network  # noqa: F401 (adds the commands of a federation)
 from hansa.cli.app import app
-from hansa.core.errors import HansaError
 from hansa.experiment.config import parse
 from hansa.net.aggregator import runtime
 from hansa.net.aggregator.federation import ADMIN_TOKEN, new_admin_token
 from hansa.net.aggregator.live import Live, Verifier
 from hansa.net.party import agent, approval_gate
 from hansa.net.party.approvals import Approvals
+from hansa.plumbing.errors import HansaError
 from hansa.ui.events import SUBSCRIBERS
 from hansa.ui.page import BODY, FILES, HEADERS, WRONG
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import hansa
-from hansa.core import rng
+from hansa.numerics import rng
 from hansa.vertical.linear_model import WEIGHTS, batch_rows
 
 PEOPLE, TESTS, WIDTHS, HOLDER, HELPER, SEED = 40, 9, (2, 3, 1, 1), 1, 3, 4

@@ -11,13 +11,13 @@ import torch
 from columns import HELPER, PEOPLE, SEED, centralised, furthest, joined, parts_of, task, trained
 
 import hansa
-from hansa.core import rng
 from hansa.core.ask import Ask
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party, Reply, Vault
+from hansa.holdings.gateway import SampleGateway
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.sim.engine import ReferenceEngine
 
 pytest.importorskip("rbcl")

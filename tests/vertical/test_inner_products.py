@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.core.errors import DataError
+from hansa.plumbing.errors import DataError
 
 pytest.importorskip("rbcl")
 from hansa.vertical import inner_products

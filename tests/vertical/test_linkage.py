@@ -11,10 +11,10 @@ import torch
 import hansa
 from hansa import Linkage
 from hansa.core.entries import refuses_payload
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import SampleGateway, TableRows
-from hansa.core.objective import Objective
 from hansa.core.op import Party, Vault
+from hansa.holdings.gateway import SampleGateway, TableRows
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.vertical import bloom
 from hansa.vertical.linkage import LinkFilters, LinkRows
 

@@ -10,8 +10,8 @@ import torch
 from test_split import SHAPES, Whole, algorithm, people, run, task, trained
 
 import hansa
-from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.op import Party
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
 from hansa.sim import runtime
 from hansa.vertical.split_ops import PLACES
 from hansa.vertical.split_scores import SplitScores

@@ -14,12 +14,12 @@ from torch import Tensor
 
 import hansa
 from hansa import Federation, register
-from hansa.core import codec
-from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.gateway import SampleGateway, TableRows
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload, Vault
 from hansa.core.route_op import Message
+from hansa.holdings.gateway import SampleGateway, TableRows
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
 from hansa.secure.byte_tensors import as_bytes, split
 from hansa.vertical import PSI, aligned, counted, psi_group
 from hansa.vertical.psi_ops import PsiAlign, PsiAnswer, PsiAsk, PsiCount, PsiSize, accept, people_of

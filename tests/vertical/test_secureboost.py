@@ -15,7 +15,7 @@ import hansa
 from hansa import Boosting, ColumnForest, RandomForest, SecureBoost
 from hansa.classical.trees import gradients
 from hansa.classical.trees.bins import Bins
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.secure.additive import AdditivePrivateKey, AdditivePublicKey
 from hansa.testing import same_bits
 from hansa.vertical.encrypted_bins import Fields, Layout

@@ -11,9 +11,9 @@ from columns_of_trees import HOLDER, PEOPLE, WIDTHS, run, task, trees_of
 
 import hansa
 from hansa import ColumnForest, SecureBoost
-from hansa.core.errors import PartyError
 from hansa.core.op import Op, Reply
 from hansa.net.party.workload import Workload
+from hansa.plumbing.errors import PartyError
 from hansa.secure import additive
 from hansa.secure.additive import AdditivePrivateKey, AdditivePublicKey
 from hansa.secure.byte_tensors import to_rows

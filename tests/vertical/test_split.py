@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import hansa
 from hansa import Split, register
-from hansa.core import rng
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.objective import Objective
-from hansa.core.params import Params
 from hansa.models.dense import Logistic, TwoNN
 from hansa.models.model import Model
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.report.display import rows_of
 from hansa.testing import same_bits
 from hansa.vertical import modules

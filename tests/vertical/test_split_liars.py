@@ -8,12 +8,12 @@ import pytest
 import torch
 from test_split import algorithm, run
 
-from hansa.core.errors import PartyError
-from hansa.core.gateway import SampleGateway, TableRows
-from hansa.core.objective import Objective
 from hansa.core.op import Op, Party
+from hansa.holdings.gateway import SampleGateway, TableRows
 from hansa.models.dense import TwoNN
 from hansa.net.party.workload import Workload
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import PartyError
 from hansa.vertical.modules import Piece
 from hansa.vertical.psi_ops import TEST_ROWS
 from hansa.vertical.split_ops import SplitTest, SplitTrain

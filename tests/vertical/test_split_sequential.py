@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import hansa
 from hansa import SequentialSplit
-from hansa.core import rng
-from hansa.core.errors import ConfigError
-from hansa.core.objective import Objective
-from hansa.core.params import Params
 from hansa.models.dense import TwoNN
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError
 from hansa.sim import runtime
 from hansa.vertical.modules import PREFIX, fitted
 

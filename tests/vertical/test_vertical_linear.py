@@ -25,9 +25,9 @@ from columns import (
 
 import hansa
 from hansa import VerticalLinear
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.gateway import SampleGateway
 from hansa.core.op import Party
+from hansa.holdings.gateway import SampleGateway
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.secure.additive import AdditivePrivateKey, _generator
 from hansa.secure.byte_tensors import from_rows
 from hansa.sim.engine import ReferenceEngine

@@ -11,9 +11,9 @@ import torch
 from columns import HELPER, HOLDER, PEOPLE, Messages, furthest, trained
 from test_vertical_linear import algorithm, run
 
-from hansa.core.errors import HansaError, PartyError
 from hansa.core.session_op import Send
 from hansa.net.party.workload import Workload
+from hansa.plumbing.errors import HansaError, PartyError
 from hansa.secure.additive import AdditivePublicKey
 from hansa.secure.byte_tensors import from_rows, to_rows
 from hansa.secure.primes import Stream

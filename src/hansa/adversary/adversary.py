@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Payload
 from hansa.core.registry import Part
-from hansa.core.rows import Rows
+from hansa.numerics import rng
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import ConfigError
 
 Sight = Literal["own", "group", "honest"]
 Arriving = Callable[[int, Tensor], Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Scene, Sight, by_column
 from hansa.core.registry import register
-from hansa.core.rows import Rows
+from hansa.numerics.rows import Rows
 
 MAJORITY = 1.5  # the authors' shift for attackers that are a majority by themselves
 

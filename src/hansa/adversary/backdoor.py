@@ -14,10 +14,10 @@ from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Scene, Sight, check_class, check_share, random_rows, row_by_row
 from hansa.core.applies import Applies, If
-from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Payload
 from hansa.core.registry import from_config, register, to_config
-from hansa.core.rows import Rows
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import ConfigError
 
 SOLVERS = ("sgd", "proximal")  # local solvers whose steps are linear in the gradient, so that alpha is exact
 

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Arriving, Scene
 from hansa.adversary.exchange import Exchange, one_by_one, own_copy
-from hansa.core import rng
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, Ticket
-from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Payload, Replies, Reply, Wrapper, open_tensors
 from hansa.core.registry import from_config, registered
-from hansa.core.replies import Outcomes
-from hansa.core.rows import Rows, room
-from hansa.core.stored_rows import whole
 from hansa.core.task import Holdings
+from hansa.holdings.stored_rows import whole
+from hansa.numerics import rng
+from hansa.numerics.rows import Rows, room
+from hansa.plumbing.errors import ConfigError
+from hansa.replies.replies import Outcomes
 
 log = logging.getLogger("hansa")
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Arriving, Scene, Sight
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
-from hansa.core.rows import Rows
+from hansa.numerics import rng
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import ConfigError
 
 NUMBERS = 2**20  # draws at a time
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hansa.core.op import Op, Payload, Replies, Reply
-from hansa.core.replies import Outcomes
-from hansa.core.reply_checks import Rules, fault
+from hansa.replies.replies import Outcomes
+from hansa.replies.reply_checks import Rules, fault
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Arriving, Scene
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError
 
 NUMBERS = 2**18  # draws at a time
 

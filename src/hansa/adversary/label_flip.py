@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, check_class, check_share, random_rows
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+from hansa.plumbing.errors import ConfigError
 
 
 @register("label-flip")

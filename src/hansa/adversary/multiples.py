@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Scene, Sight, by_column, row_by_row
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
-from hansa.core.rows import Rows
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import ConfigError
 
 
 @register("sign-flip")

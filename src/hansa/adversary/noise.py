@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Scene
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
-from hansa.core.rows import Rows
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import ConfigError
 
 
 @register("gaussian")

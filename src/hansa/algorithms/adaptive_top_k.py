@@ -15,14 +15,14 @@ from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import MODEL, WHOLE, Shaped, Sizes, stated
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.fusion import Update
 from hansa.local import SGD, LocalSolver
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.server import Descent
 from hansa.transforms import AccumulatedTopK, Packed
 from hansa.transforms.error_feedback import ERROR, PLACES, VALUES, returned

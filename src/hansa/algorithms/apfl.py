@@ -11,12 +11,12 @@ from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import MODEL, stated
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
 from hansa.local.mixed import ALPHA, OWN, Mixed
+from hansa.plumbing.errors import ConfigError
 
 
 @register("apfl")

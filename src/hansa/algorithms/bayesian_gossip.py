@@ -20,14 +20,14 @@ from hansa.algorithms.peers import PeerToPeer, layout
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Number, Text, stated
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.mixing import MIXING, Mixing, mixing_shares
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
 from hansa.core.sample_bounds import Bounds, PerSample
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.topology import Ring, Topology, metropolis
 
 LEAST = 2.0**-20  # of a Newton step that would lead uphill

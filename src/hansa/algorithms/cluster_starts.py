@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core import codec, rng
 from hansa.core.algorithm import Problem
-from hansa.core.errors import ConfigError, DataError
+from hansa.numerics import rng
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError
 
 MODEL = "model.safetensors"  # in a run folder
 

@@ -19,16 +19,16 @@ from hansa.core.applies import Applies, If, Unless
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Number, Sizes, model_of, stated
-from hansa.core.errors import BoundError, ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation, Finding, Grouping
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload
-from hansa.core.params import Params, ParamSpec
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
 from hansa.fusion import Fusion, WeightedMean
 from hansa.fusion.update import Update
 from hansa.local.cluster import CLUSTER, LOSS, ClusterTrain, least, losses
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import BoundError, ConfigError, PartyError, RoundAborted
 
 TRIALS = ("later", "trial", "best", "best_loss")  # slots of the state while restarts are tried
 

@@ -10,10 +10,10 @@ from hansa.algorithms.fedbuff import refill
 from hansa.algorithms.staleness import PolynomialStaleness
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.local import SGD, LocalSolver
+from hansa.plumbing.errors import ConfigError
 
 
 @register("co-op")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vjp, vmap  # not jvp: it loads PyTorch's compiler
 
 from hansa.core.op import Party
-from hansa.core.stopping import go_on
+from hansa.plumbing.stopping import go_on
 
 NUMBERS = 2**22  # of a Jacobian that are in memory at once
 WHOLE = 1024  # parameters up to which the whole matrix is made

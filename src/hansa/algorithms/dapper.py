@@ -10,12 +10,12 @@ from hansa.core.declared_ops import DeclaredOps
 from hansa.core.entries import stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
-from hansa.core.params import Params
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
 from hansa.local import LocalSolver
 from hansa.local.choosing import CHOICE, OWN, row
 from hansa.local.data_interpolation import DataInterpolation
+from hansa.numerics.params import Params
 
 
 @register("dapper")

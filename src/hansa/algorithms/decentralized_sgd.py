@@ -12,13 +12,13 @@ from hansa.algorithms.peers import LAYOUT, PeerToPeer, layout, mixed, own_model,
 from hansa.core.algorithm import Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, extended
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.mixing import MIXING, Mixing, mixing_shares
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.route_op import Message, PeerOp
 from hansa.local import SGD, LocalSolver
+from hansa.plumbing.errors import ConfigError
 from hansa.topology import Graph, RandomGraph, Ring, Topology, max_degree, metropolis
 
 

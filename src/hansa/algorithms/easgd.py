@@ -8,11 +8,11 @@ from typing import ClassVar
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.fusion import Fusion, WeightedMean
 from hansa.local import Elastic, LocalSolver, Overlapped
+from hansa.plumbing.errors import ConfigError
 from hansa.server import Descent, Momentum, ServerOptimizer
 
 

@@ -13,11 +13,11 @@ from hansa.algorithms.staleness import PolynomialStaleness, Staleness
 from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.ask import Arrival
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.local import LocalSolver, Proximal
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import RateSchedule, StepDecay
 
 

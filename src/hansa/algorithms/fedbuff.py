@@ -14,12 +14,12 @@ import torch
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.ask import Ticket
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
 from hansa.core.registry import register
 from hansa.fusion import Update
 from hansa.local import SGD, LocalSolver
+from hansa.plumbing.errors import ConfigError
 from hansa.server import Descent, ServerOptimizer
 
 REMEMBERED = 1000  # the number of server steps that are remembered to compute staleness

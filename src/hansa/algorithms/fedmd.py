@@ -16,24 +16,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hansa.core import codec, own_model, rng
+from hansa.core import own_model
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.applies import Applies, If
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import ANY_MODEL, WORK_ENTRY, Flag, Shaped, Sizes, stated
-from hansa.core.errors import ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.gateway import SampleGateway
-from hansa.core.losses import Loss
-from hansa.core.norms import max_abs
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
-from hansa.core.params import Params
-from hansa.core.public import PublicSamples
 from hansa.core.registry import register
-from hansa.core.reply_checks import SLACK, all_finite
 from hansa.fusion import Fusion, WeightedMean
+from hansa.holdings.gateway import SampleGateway
+from hansa.holdings.public import PublicSamples
 from hansa.local import SGD
 from hansa.local.solver import LocalSolver
+from hansa.numerics import rng
+from hansa.numerics.losses import Loss
+from hansa.numerics.norms import max_abs
+from hansa.numerics.params import Params
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, PartyError, RoundAborted
+from hansa.replies.reply_checks import SLACK, all_finite
 
 Distance = Literal["mae", "mse", "kl"]
 

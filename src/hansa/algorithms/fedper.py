@@ -13,13 +13,13 @@ from hansa.core.algorithm import Problem, State
 from hansa.core.applies import Applies, Unless
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.entries import WHOLE, Shaped, Sizes, model_of, stated
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
-from hansa.core.params import ParamSpec
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
 from hansa.local.personal import Division, Personal, own_model
+from hansa.numerics.params import ParamSpec
+from hansa.plumbing.errors import ConfigError, PartyError
 
 
 class PersonalLayers(FedAvg):

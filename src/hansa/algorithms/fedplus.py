@@ -10,12 +10,9 @@ from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Op
-from hansa.core.prox import Norm
 from hansa.core.registry import register
-from hansa.core.rows import Rows
 from hansa.fusion import Update, mean_update
 from hansa.fusion.fusion import lower_median, median
 from hansa.fusion.moreau import centre
@@ -23,6 +20,9 @@ from hansa.fusion.ordered import NotFinite
 from hansa.local import SGD, LocalSolver
 from hansa.local.anchored import check_inner
 from hansa.local.plus import Plus, check_plus
+from hansa.numerics.prox import Norm
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import ConfigError, RoundAborted
 from hansa.server import Descent
 
 log = logging.getLogger("hansa")

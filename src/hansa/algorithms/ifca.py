@@ -7,10 +7,10 @@ from typing import Literal
 
 from hansa.algorithms.clustering import Clustering
 from hansa.core.algorithm import Problem
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.fusion import Fusion, WeightedMean
 from hansa.fusion.update import Update
+from hansa.plumbing.errors import ConfigError
 
 
 @register("ifca")

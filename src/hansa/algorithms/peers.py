@@ -11,14 +11,14 @@ from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.entries import Number, Text, stated
-from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.fusion import mean_update
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import PartyError
 from hansa.topology import Graph, Topology
 
 TYPES = Text(among=("float64", "float32", "bfloat16", "float16"))

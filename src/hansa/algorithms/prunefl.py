@@ -12,12 +12,12 @@ from hansa.algorithms.pruning import by_magnitude, prunable, reselected
 from hansa.core.algorithm import Problem, State
 from hansa.core.applies import Applies, Unless
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.fusion.mean import mean_update
 from hansa.fusion.update import Update
 from hansa.local.pruned import Pruned, SquaredGradient, mask_payload
+from hansa.plumbing.errors import ConfigError
 
 
 @register("prunefl")

@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
-from hansa.core.params import ParamSpec
+from hansa.numerics.params import ParamSpec
+from hansa.plumbing.errors import ConfigError
 from hansa.transforms.top_k import magnitudes
 
 SLACK = 1e-9  # 0.3 * 10 may be a little less than 3

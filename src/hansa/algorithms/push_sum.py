@@ -14,12 +14,12 @@ from hansa.algorithms.peers import LAYOUT, PeerToPeer, layout, own_model, shapes
 from hansa.core.algorithm import Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, Number, extended
-from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.route_op import Message, PeerOp
 from hansa.local import SGD, LocalSolver
+from hansa.plumbing.errors import PartyError
 from hansa.topology import Ring, Topology
 
 HELD, SENT, HEARD = "push/held/", "push/sent/", "push/heard/"  # entries of a memory: own mass, and running sums

@@ -9,11 +9,11 @@ import torch
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import register
 from hansa.fusion import Fusion, WeightedMean
 from hansa.local import Controlled, LocalSolver
+from hansa.plumbing.errors import ConfigError
 from hansa.server import Descent
 
 

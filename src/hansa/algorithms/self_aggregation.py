@@ -15,14 +15,14 @@ from hansa.algorithms.peers import LAYOUT, PeerToPeer, layout, mixed, own_model,
 from hansa.core.algorithm import Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, extended
-from hansa.core.errors import BoundError, ConfigError, DataError
 from hansa.core.federation import Federation
-from hansa.core.norms import l2_norm
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.route_op import Message, PeerOp
 from hansa.fusion import Fusion, WeightedMean
 from hansa.local import SGD, LocalSolver
+from hansa.numerics.norms import l2_norm
+from hansa.plumbing.errors import BoundError, ConfigError, DataError
 from hansa.topology import Graph, Ring, Topology
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
+from hansa.plumbing.errors import ConfigError
 from hansa.server.optimiser import check_positive
 
 

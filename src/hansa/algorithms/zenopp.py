@@ -11,14 +11,14 @@ from torch import Tensor
 from hansa.algorithms.fedbuff import REMEMBERED, refill, staleness
 from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation, Finding
-from hansa.core.norms import l2_norm, max_abs
 from hansa.core.op import Payload
 from hansa.core.registry import register
-from hansa.core.reply_checks import all_finite
 from hansa.fusion import Update
 from hansa.local import SGD, Gradient, LocalSolver
+from hansa.numerics.norms import l2_norm, max_abs
+from hansa.plumbing.errors import ConfigError, RoundAborted
+from hansa.replies.reply_checks import all_finite
 from hansa.server import Descent
 from hansa.server.optimiser import check_positive
 

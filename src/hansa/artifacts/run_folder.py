@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hansa.core import codec, disk
-from hansa.core.errors import ConfigError, DataError
+from hansa.plumbing import codec, disk
+from hansa.plumbing.errors import ConfigError, DataError
 
 METRICS, CHECKPOINT, MODEL = "metrics.jsonl", "checkpoint.safetensors", "model.safetensors"
 EXPERIMENT, SUMMARY, REPORT, LOCK = "experiment.json", "summary.json", "report.html", ".lock"

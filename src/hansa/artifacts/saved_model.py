@@ -19,19 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from hansa.artifacts.run_folder import MODEL, PERSONAL, SERVING, beside, read_json
-from hansa.core import codec
 from hansa.core.ask import op_of
-from hansa.core.errors import ConfigError, DataError, PartyError, nearest
-from hansa.core.fitting import cast
-from hansa.core.functions import double, searching
-from hansa.core.gateway import Purpose, SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Party, Payload
-from hansa.core.params import Params
 from hansa.core.party_models import PartyModels, make_models
 from hansa.core.predictor import JointPredictor, NetworkPredictor, Predictor
 from hansa.core.registry import Part, build, from_config, own_function, to_config
 from hansa.core.task import Known, Task
+from hansa.holdings.fitting import cast
+from hansa.holdings.gateway import Purpose, SampleGateway
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, PartyError, nearest
+from hansa.plumbing.functions import double, searching
 
 EXAMPLES = 2  # test samples in `model.json`
 SMALL = 10_000  # largest count of numbers in these samples

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from hansa.artifacts.run_folder import write_atomic
 from hansa.artifacts.saved_model import SavedModel
-from hansa.core.errors import ConfigError
 from hansa.core.own_model import OwnModelPredictor
 from hansa.core.predictor import NetworkPredictor
+from hansa.plumbing.errors import ConfigError
 
 BATCHES = (2, 5, 1)  # sizes of the batches by which an export is compared with the model
 CLOSE = 1e-5  # the largest difference to the model's outputs, relative to the largest of them

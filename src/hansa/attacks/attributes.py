@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hansa.attacks.recipe import Recipe, TrainedModel
 from hansa.attacks.success import binomial_interval
-from hansa.core.errors import ConfigError, nearest
+from hansa.plumbing.errors import ConfigError, nearest
 
 VALUES = 20  # most values of an attribute
 COLUMNS = 3  # attributes that are attacked by default

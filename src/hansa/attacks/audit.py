@@ -21,10 +21,10 @@ from hansa.attacks.membership import MemberPool, membership, train_references
 from hansa.attacks.properties import properties
 from hansa.attacks.recipe import Recipe, recipe_of
 from hansa.attacks.updates import Protection
-from hansa.core.determinism import deterministic, threads
-from hansa.core.errors import ConfigError, HansaError, nearest
-from hansa.core.objective import kept_generator
 from hansa.core.task import Task
+from hansa.numerics.objective import kept_generator
+from hansa.plumbing.determinism import deterministic, threads
+from hansa.plumbing.errors import ConfigError, HansaError, nearest
 from hansa.report.attack_report import contents, defences_sheet, who
 from hansa.report.html import Sheet, write_report
 from hansa.report.job_attack_report import job_contents, job_who

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hansa.attacks.recipe import Recipe, Samples, TrainedModel, final_model
 from hansa.attacks.success import CONFIDENCE, empirical_epsilon
-from hansa.core.errors import ConfigError, HansaError
+from hansa.plumbing.errors import ConfigError, HansaError
 from hansa.run.result import Result
 
 CANARIES = 500  # of a run, unless the caller says another number

@@ -17,8 +17,8 @@ from hansa.attacks.leakage import single_leakage, sum_leakage
 from hansa.attacks.membership import MemberPool, loss_scores
 from hansa.attacks.recipe import Recipe, TrainedModel, final_model
 from hansa.attacks.updates import Protection
-from hansa.core.errors import ConfigError, HansaError
 from hansa.local import DPSGD, SGD, LocalSolver
+from hansa.plumbing.errors import ConfigError, HansaError
 from hansa.privacy import privacy
 from hansa.privacy.accounting import calibrate
 from hansa.transforms import Clip, TopK

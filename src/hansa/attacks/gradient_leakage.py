@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.objective import Objective
-from hansa.core.params import Params
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
 
 RECOVERED = 0.1  # a rebuilt sample counts as recovered if its error is below this share of a blind guess's
 

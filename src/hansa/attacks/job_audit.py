@@ -11,9 +11,9 @@ import hansa
 from hansa.attacks.audit import NAMES, AttackAudit, Watch
 from hansa.attacks.kept_job import KeptJob, kept_job
 from hansa.attacks.kept_updates import kept_gradients, kept_membership, kept_properties
-from hansa.core.determinism import deterministic, threads
-from hansa.core.errors import ConfigError, HansaError, nearest
-from hansa.core.objective import kept_generator
+from hansa.numerics.objective import kept_generator
+from hansa.plumbing.determinism import deterministic, threads
+from hansa.plumbing.errors import ConfigError, HansaError, nearest
 
 JOB_ATTACKS = ("membership", "gradients", "properties")
 

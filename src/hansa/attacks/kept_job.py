@@ -19,10 +19,7 @@ from hansa.artifacts import saved_model
 from hansa.attacks.gradient_leakage import Prior
 from hansa.attacks.recipe import TrainedModel
 from hansa.attacks.updates import HIDDEN
-from hansa.core.errors import ConfigError, HansaError, nearest
-from hansa.core.objective import Objective
 from hansa.core.op import Op, Party, Payload
-from hansa.core.params import Params
 from hansa.core.task import Pair
 from hansa.data.apply_table import TablePlan
 from hansa.experiment.tasks import outputs_of
@@ -30,6 +27,9 @@ from hansa.local import LocalSolver
 from hansa.net.aggregator.finished_job import FinishedJob, finished_job
 from hansa.net.aggregator.kept_replies import KeptReply, kept_replies
 from hansa.net.party.samples import preparer, read_samples
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, HansaError, nearest
 
 ROUNDS = 5  # most updates of the scored party that are read
 STANDARD = 3.0  # the range that an attacker assumes of standardised features

@@ -28,10 +28,10 @@ from hansa.attacks.kept_job import KeptJob, KeptUpdate, OwnerData
 from hansa.attacks.leakage import BATCHES, ITERATIONS, REBUILT, record_error
 from hansa.attacks.recipe import TrainedModel
 from hansa.attacks.success import membership_success
-from hansa.core import rng
-from hansa.core.objective import Objective
-from hansa.core.params import Params
 from hansa.core.task import Pair
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
 
 PARTIES = 10  # most parties whose updates are attacked: those with the fewest samples
 SAMPLES = 200  # most members, and as many others, whose gradients are compared with updates

@@ -12,8 +12,8 @@ from hansa.attacks.gradient_leakage import RECOVERED, Prior, Rebuilt, matched, r
 from hansa.attacks.inversion import nearest
 from hansa.attacks.recipe import Recipe
 from hansa.attacks.updates import Protection, Seen, single_updates, summed_update
-from hansa.core.errors import ConfigError
 from hansa.core.task import Pair
+from hansa.plumbing.errors import ConfigError
 
 BATCHES = (1, 2, 4, 8)
 ITERATIONS = {"analytic": 1, "dlg": 100, "idlg": 100, "inverting": 200}

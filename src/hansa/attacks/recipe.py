@@ -17,18 +17,18 @@ from torch import Tensor
 
 from hansa.artifacts import saved_model
 from hansa.artifacts.run_folder import SUMMARY
-from hansa.core import rng
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError
-from hansa.core.objective import Objective
 from hansa.core.op import Payload
-from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import build, fill, from_config
 from hansa.core.task import Task
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.prepare import Preparation
 from hansa.local.finetune import FineTuning
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError
 from hansa.privacy import Privacy, privacy
 from hansa.run import Run
 from hansa.run.result import Result

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from hansa.algorithms import FedAvg
 from hansa.attacks.recipe import Recipe, Samples
-from hansa.core.errors import ConfigError
-from hansa.core.objective import Objective
-from hansa.core.params import Params
-from hansa.core.rows import Rows
 from hansa.core.task import Pair
 from hansa.fusion import WeightedMean
 from hansa.fusion.fusion import Fused, Robust
 from hansa.local import LocalSolver
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import ConfigError
 from hansa.privacy import Privacy
 from hansa.run.result import Result
 from hansa.run.simulate import simulate

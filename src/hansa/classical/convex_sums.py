@@ -10,13 +10,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from hansa.core import rng
 from hansa.core.entries import Flag, Number, Shaped, Sizes, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
-from hansa.core.stopping import go_on
+from hansa.numerics import rng
+from hansa.plumbing.errors import PartyError
+from hansa.plumbing.stopping import go_on
 
 ROWS = 2**14  # samples that are taken at once
 MOST_FEATURES = 2**13  # random features that a party draws at most

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import WHOLE, Nested, Number, Several, Shaped, Sizes, check_size, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import PartyError
+from hansa.plumbing.stopping import go_on
 
 
 def codes(x: Tensor, domain: list[dict[str, Any]]) -> Tensor:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from hansa.classical.cache import CACHE
 from hansa.core.entries import Shaped, Sizes, check_columns, check_size, stated
-from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
+from hansa.plumbing.errors import PartyError
 
 GRID = 64  # whole numbers from -GRID to GRID are counted one by one
 MAX_VALUES = 16  # a feature with at most this many whole values splits by value, others by interval

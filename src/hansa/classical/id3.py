@@ -14,13 +14,13 @@ from hansa.classical.domains import learn_domain
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import WHOLE, Number, Shaped, Sizes, optional, stated
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
-from hansa.core.objective import Objective
 from hansa.core.op import Payload
-from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import register
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, PartyError
 
 NODES_PER_ASK = 16
 

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from hansa.classical import inference, newton
 from hansa.classical.convex_sums import FEATURES, MOST_FEATURES, ConvexSums, Features
-from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.ask import Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import FreeForm, Nested, Number, Shaped, Sizes, Text, stated
-from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.federation import Federation
-from hansa.core.objective import Objective
 from hansa.core.op import Payload
-from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import register
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
 
 log = logging.getLogger("hansa")
 CONVERGED = 1e-18  # the decrease of the mean loss that the quadratic model still promises, where a run ends

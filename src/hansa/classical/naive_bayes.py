@@ -12,14 +12,14 @@ from torch import Tensor
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Number, Shaped, stated
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
-from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError
 
 
 @register("class-moments")

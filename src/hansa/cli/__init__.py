@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hansa.core.errors import HansaError
+from hansa.plumbing.errors import HansaError
 
 
 def main() -> None:

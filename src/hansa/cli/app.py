@@ -174,7 +174,7 @@ def track_run(run_dir: Annotated[Path, typer.Argument(help="Folder of a finished
     from rich.console import Console
 
     from hansa.cli.progress import logging_to
-    from hansa.core.errors import RuntimeFailure
+    from hansa.plumbing.errors import RuntimeFailure
     from hansa.track import track_folder
 
     with logging_to(Console()):

@@ -26,9 +26,9 @@ def approve(
     as_json: Json = False,
 ) -> None:
     """Approve a job at a party: print what its asks may be, then sign the decision. The party may be running."""
-    from hansa.core.errors import ConfigError
     from hansa.net.party.approvals import Approvals
     from hansa.net.transport.manifest import decode_manifest, manifest_digest
+    from hansa.plumbing.errors import ConfigError
 
     if not (state / "party.json").exists():
         raise ConfigError(f"{state} is not the folder of an enrolled party; give the --state of its `hansa join`")
@@ -106,7 +106,7 @@ def _print(manifest: Any, before: Any) -> None:
 
 
 def _confirm(as_json: bool) -> None:
-    from hansa.core.errors import ConfigError
+    from hansa.plumbing.errors import ConfigError
 
     if as_json or not sys.stdin.isatty():
         raise ConfigError("there is no terminal to ask for the decision; give --yes, --show or --revoke")

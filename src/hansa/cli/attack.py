@@ -60,7 +60,7 @@ def attack(
 
     `hansa attack RUN` attacks a simulated run, `hansa attack FEDERATION JOB` a deployed job, at the aggregator.
     """
-    from hansa.core.errors import ConfigError
+    from hansa.plumbing.errors import ConfigError
 
     console, began = Console(), time.monotonic()
 

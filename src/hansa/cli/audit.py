@@ -39,8 +39,8 @@ def _faults(as_json: bool) -> Iterator[None]:
 
 def _read_authority(path: Path | None) -> bytes | None:
     """The certificate authority of `--ca`, checked."""
-    from hansa.core.errors import DataError
     from hansa.net.transport import certificates
+    from hansa.plumbing.errors import DataError
 
     if path is None:
         return None

@@ -96,7 +96,7 @@ def lists(items: list[str] | None, flag: str) -> dict[str, list[Any]] | None:
     """Parse the `NAME=V1,V2` of `--grid` and `--tune`."""
     import tomllib
 
-    from hansa.core.errors import ConfigError
+    from hansa.plumbing.errors import ConfigError
 
     if not items:
         return None
@@ -114,7 +114,7 @@ def lists(items: list[str] | None, flag: str) -> dict[str, list[Any]] | None:
 
 def seeds_of(text: str | None) -> int | list[int] | None:
     """Parse `--seeds`: `3` means three seeds, `0,5,7` means these."""
-    from hansa.core.errors import ConfigError
+    from hansa.plumbing.errors import ConfigError
 
     if text is None:
         return None
@@ -186,8 +186,8 @@ def compare(
 
     Finished runs are not repeated: run the same command again to continue a stopped study.
     """
-    from hansa.core.errors import ConfigError
     from hansa.core.registry import nest
+    from hansa.plumbing.errors import ConfigError
     from hansa.study.results import Results
     from hansa.study.runner import named, run_study, tree_of
     from hansa.study.spec import lay, parse_study, read_study

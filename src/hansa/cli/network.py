@@ -134,11 +134,11 @@ def join(
     as_json: Json = False,
 ) -> None:
     """Run a party: enrol once with a token, then do the work that the party's policy allows."""
-    from hansa.core.errors import ConfigError
     from hansa.net.party.process import join as run
     from hansa.net.transport import keys
     from hansa.net.transport.client import https_url
     from hansa.net.transport.tokens import Token
+    from hansa.plumbing.errors import ConfigError
 
     enrolled = state is not None and (state / "party.json").exists()
     token = None
@@ -160,7 +160,7 @@ def join(
 
 def _relays(words: list[str]) -> dict[str, list[str]]:
     """The relays of a federation, from words NAME=PARTY,PARTY."""
-    from hansa.core.errors import ConfigError
+    from hansa.plumbing.errors import ConfigError
 
     relays: dict[str, list[str]] = {}
     for word in words:
@@ -185,12 +185,12 @@ def relay(
     as_json: Json = False,
 ) -> None:
     """Run a relay: a party to the aggregator above it, an aggregator to the parties of its own federation."""
-    from hansa.core.errors import ConfigError
     from hansa.net.relay.process import FOLDER
     from hansa.net.relay.process import relay as run
     from hansa.net.transport import keys
     from hansa.net.transport.client import https_url
     from hansa.net.transport.tokens import Token
+    from hansa.plumbing.errors import ConfigError
 
     folder = federation if federation.is_dir() else federation.parent
     enrolled = (folder / FOLDER / "party.json").exists()

@@ -68,7 +68,7 @@ def new(
     as_json: Json = False,
 ) -> None:
     """Write an experiment file for a CSV file. Its comments say what was guessed; it runs at once."""
-    from hansa.core.errors import ConfigError
+    from hansa.plumbing.errors import ConfigError
 
     path = out or Path(data.name.split(".")[0] + ".toml")
     if path.exists():
@@ -84,8 +84,8 @@ def new(
 
 def read_columns(path: Path) -> list[GuessedColumn]:
     """The columns of a CSV file."""
-    from hansa.core.errors import DataError
     from hansa.data.party_files import check_header, csv_lines
+    from hansa.plumbing.errors import DataError
 
     if not path.is_file():
         raise DataError(f"there is no file {path}; give a CSV file with a header")
@@ -103,7 +103,7 @@ def read_columns(path: Path) -> list[GuessedColumn]:
 
 def chosen(columns: list[GuessedColumn], target: str | None, path: Path) -> tuple[GuessedColumn, str]:
     """The target's column, and why it was chosen."""
-    from hansa.core.errors import DataError, nearest
+    from hansa.plumbing.errors import DataError, nearest
 
     names = [column.name for column in columns]
     if target is not None:
@@ -118,7 +118,7 @@ def chosen(columns: list[GuessedColumn], target: str | None, path: Path) -> tupl
 
 def experiment_text(columns: list[GuessedColumn], target: tuple[GuessedColumn, str], file: str) -> str:
     """The text of an experiment file."""
-    from hansa.core.errors import DataError
+    from hansa.plumbing.errors import DataError
 
     wanted, why = target
     rows, values = len(wanted.cells), wanted.values

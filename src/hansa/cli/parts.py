@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import (
     KINDS,
     Part,
@@ -28,6 +27,7 @@ from hansa.core.registry import (
 from hansa.data import draw, held
 from hansa.data import table as count_table
 from hansa.experiment.config import Experiment
+from hansa.plumbing.errors import ConfigError
 from hansa.secure.channel import CURIOUS, Channel
 
 console = Console()

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hansa.cli.app import Json, app
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 Whose = Annotated[
     str | None, typer.Option("--party", help="Name or number of the party, if each party has its own model.")

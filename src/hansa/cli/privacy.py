@@ -43,7 +43,7 @@ def calibrate(
 ) -> None:
     """Print the sigma that an epsilon requires, or the epsilon of a sigma, for DP-SGD or central DP."""
     from hansa.core.budget import Release
-    from hansa.core.errors import ConfigError
+    from hansa.plumbing.errors import ConfigError
     from hansa.privacy import CentralDP, accounting
 
     if (epsilon is None) == (sigma is None):
@@ -131,8 +131,8 @@ def acknowledge_loss(state: State, as_json: Json = False) -> None:
 
 def _policy(state: Path) -> Policy:
     """The policy of a party; a ConfigError if the folder has none."""
-    from hansa.core.errors import ConfigError
     from hansa.net.party.policy import Policy
+    from hansa.plumbing.errors import ConfigError
 
     if not (state / "party.toml").exists():
         raise ConfigError(f"{state} is not the folder of a party: it has no party.toml")

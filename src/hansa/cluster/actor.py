@@ -16,18 +16,18 @@ from torch import Tensor
 from hansa.cluster.columns import ColumnHolder
 from hansa.cluster.placement import PlacedHoldings
 from hansa.cluster.trees import pack, packed, unpack
-from hansa.core import codec
-from hansa.core.determinism import card, set_deterministic
-from hansa.core.errors import DataError, HansaError
-from hansa.core.losses import Loss
-from hansa.core.objective import Objective
 from hansa.core.op import Op, Reply, unwrap
-from hansa.core.partial_sums import ReplySum
 from hansa.core.party_models import PartyModels
-from hansa.core.replies import reply_size
-from hansa.core.reply_checks import received
-from hansa.core.weights import Weighting
 from hansa.local.solver import LocalSolver
+from hansa.numerics.losses import Loss
+from hansa.numerics.objective import Objective
+from hansa.numerics.weights import Weighting
+from hansa.plumbing import codec
+from hansa.plumbing.determinism import card, set_deterministic
+from hansa.plumbing.errors import DataError, HansaError
+from hansa.replies.partial_sums import ReplySum
+from hansa.replies.replies import reply_size
+from hansa.replies.reply_checks import received
 from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine, first_line
 from hansa.sim.stacked import StackedEngine
 
@@ -113,7 +113,7 @@ class Trainer(ColumnHolder):
         if said["card"] is None:
             return said
         self._device = setting.device
-        set_deterministic(setting.device == "cpu")  # as `core.determinism.deterministic` does
+        set_deterministic(setting.device == "cpu")  # as `plumbing.determinism.deterministic` does
         torch.set_float32_matmul_precision(setting.precision)
         self._ask, self._sum = -1, ReplySum()
         self._columns = {}

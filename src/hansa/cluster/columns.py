@@ -1,6 +1,6 @@
 """An actor's columns of gathered updates, and the functions of fusions that are applied to them.
 
-The columns of one matrix [K, d] are divided over the actors of a cluster. An actor holds its columns as `core.rows`: in
+The columns of one matrix [K, d] are divided over the actors of a cluster. An actor holds its columns as `Rows`: in
 memory, or in a file.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hansa.cluster.trees import PackedTensor, packed
-from hansa.core.determinism import threads
-from hansa.core.rows import Rows, room
+from hansa.numerics.rows import Rows, room
+from hansa.plumbing.determinism import threads
 
 Span = tuple[int, int]
 

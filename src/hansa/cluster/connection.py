@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.sim.stacked import cores
 
 ANSWER = 10.0  # seconds in which the head of a cluster must accept a connection

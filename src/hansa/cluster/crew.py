@@ -13,7 +13,7 @@ from typing import Any
 from hansa.cluster.actor import Trainer
 from hansa.cluster.connection import RayConnection
 from hansa.cluster.engines import Ray
-from hansa.core.errors import ConfigError, RuntimeFailure
+from hansa.plumbing.errors import ConfigError, RuntimeFailure
 
 log = logging.getLogger("hansa")
 PATIENCE = 300.0  # seconds in which an actor must start, if no other one is left

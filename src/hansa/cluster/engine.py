@@ -21,11 +21,11 @@ from hansa.cluster.engines import Ray
 from hansa.cluster.gather import UpdateGather
 from hansa.cluster.placement import PlacedHoldings
 from hansa.cluster.trees import pack, unpack
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Op, Replies, Reply, unwrap
-from hansa.core.placed import PlacedReply, large_vectors
-from hansa.core.reply_checks import Rules
 from hansa.local.solver import LocalSolver
+from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.replies.placed import PlacedReply, large_vectors
+from hansa.replies.reply_checks import Rules
 from hansa.sim.choice import compiles, single
 from hansa.sim.engine import Block, EngineInputs, Outcome, PartyWork, ReferenceEngine, SummedBlock
 from hansa.sim.stacked import StackedEngine, in_order

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+from hansa.plumbing.errors import ConfigError
 from hansa.sim.engine import Engine, EngineInputs, ReferenceEngine
 
 

@@ -17,10 +17,10 @@ import torch
 from hansa.cluster.crew import LOSSES, is_loss
 from hansa.cluster.matrix import ClusterRows, ColumnStore, T, limits_of
 from hansa.cluster.trees import unpack
-from hansa.core.errors import RuntimeFailure
 from hansa.core.op import Op, Reply
-from hansa.core.placed import PlacedReply
-from hansa.core.reply_checks import Rules
+from hansa.plumbing.errors import RuntimeFailure
+from hansa.replies.placed import PlacedReply
+from hansa.replies.reply_checks import Rules
 from hansa.sim.engine import Outcome, PartyWork
 
 if TYPE_CHECKING:

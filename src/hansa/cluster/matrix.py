@@ -1,7 +1,7 @@
-"""A matrix of updates [K, d] whose columns are divided over the actors of a cluster, as `core.rows` at the driver.
+"""A matrix of updates [K, d] whose columns are divided over the actors of a cluster, as `numerics.rows` at the driver.
 
 Sums over blocks of columns have the bits of one machine: each block is at one actor, which gets the few columns that it
-lacks from others, and the blocks' results are added in the order of `core.rows.segments`. A group of blocks whose
+lacks from others, and the blocks' results are added in the order of `numerics.rows.segments`. A group of blocks whose
 columns are at several actors is summed at the first of them and goes on at the next one.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hansa.cluster.columns import BlockCall, Span
 from hansa.cluster.trees import packed
-from hansa.core.errors import DataError
-from hansa.core.rows import STEP, ReadRows, added, segments
+from hansa.numerics.rows import STEP, ReadRows, added, segments
+from hansa.plumbing.errors import DataError
 
 T = TypeVar("T")
 PART = 2**26  # numbers of a block at most, if its columns may be treated one by one

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from hansa.cluster.trees import PackedTensor, packed
-from hansa.core.public import PublicSamples
-from hansa.core.stored_rows import Features, Rows, StoredRows
 from hansa.core.task import Holdings, PartyShards
+from hansa.holdings.public import PublicSamples
+from hansa.holdings.stored_rows import Features, Rows, StoredRows
 
 BLOCK = 2**26  # bytes of features per block, at least one row
 

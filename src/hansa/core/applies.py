@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 
 class If:

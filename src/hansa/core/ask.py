@@ -14,12 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hansa.core import codec
-from hansa.core.errors import AlgorithmError, ConfigError
 from hansa.core.op import Op, Payload, Reply
 from hansa.core.registry import from_config, to_config
-from hansa.core.rows import Rows
 from hansa.core.sums import BlockSum, StoredSums
+from hansa.numerics.rows import Rows
+from hansa.plumbing import codec
+from hansa.plumbing.errors import AlgorithmError, ConfigError
 
 Verb = Literal["reduce", "gather", "submit", "next", "route"]
 PIECE = 2**22  # numbers divided at once

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hansa.core.errors import ConfigError, PartyError
+from hansa.plumbing.errors import ConfigError, PartyError
 
 BUDGET_SPENT = "its privacy budget is spent"  # a party that declines for this reason starts its message with this text
 EPSILON = "epsilon"  # the metric in which a party reports its spending

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 
 from hansa.core.entries import Sizes, check_size, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
+from hansa.plumbing.errors import PartyError
 
 CLASSES = 2**20  # classes that a party counts at most
 

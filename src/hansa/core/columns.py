@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hansa.core.errors import AlgorithmError, DataError
-from hansa.core.fitting import ONE_HOT, check_features, fit_targets, looks_one_hot, tensor_of
-from hansa.core.gateway import Ids, SampleGateway, TableRows, encoded
-from hansa.core.labels import Labels, check_numbering
-from hansa.core.objective import Objective
-from hansa.core.stored_rows import whole
 from hansa.core.task import Holdings, Known, PartyShards, Task
+from hansa.holdings.fitting import ONE_HOT, check_features, fit_targets, looks_one_hot, tensor_of
+from hansa.holdings.gateway import Ids, SampleGateway, TableRows, encoded
+from hansa.holdings.labels import Labels, check_numbering
+from hansa.holdings.stored_rows import whole
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import AlgorithmError, DataError
 
 LONGEST = 256  # characters of an id, at most
 REFUSED = {  # fields of a task that parties with different columns cannot have, and why

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 from hansa.core.ask import Ask
-from hansa.core.errors import AlgorithmError
+from hansa.plumbing.errors import AlgorithmError
 
 T = TypeVar("T")
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError, PartyError
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
 
 if TYPE_CHECKING:
-    from hansa.core.gateway import SampleGateway
     from hansa.core.op import Op, Payload
-    from hansa.core.params import ParamSpec
+    from hansa.holdings.gateway import SampleGateway
+    from hansa.numerics.params import ParamSpec
 
 Sizes = dict[str, Any]  # public sizes by name: "dim", "stats", "counts", "features", "classes"; "sample" is a shape
 REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

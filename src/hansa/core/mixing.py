@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import FLOAT64, WHOLE, Nested, Shaped, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Payload
+from hansa.plumbing.errors import PartyError
 
 MIXING = Nested(entries=stated(ids=Shaped(types=WHOLE, shape=("mixed",), least=0),
                               weights=Shaped(types=FLOAT64, shape=("mixed",), least=0, most=2)))  # fmt: skip

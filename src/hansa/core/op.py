@@ -15,25 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.augment import Augment
 from hansa.core.budget import Budget, Release
 from hansa.core.entries import Entries, Sizes
-from hansa.core.errors import AlgorithmError, DataError, NotAdmitted, PartyError
-from hansa.core.fitting import cast
-from hansa.core.gateway import Ids, Purpose, SampleGateway, Samples, StoredSamples
 from hansa.core.metric_ranges import Range
-from hansa.core.objective import Objective
-from hansa.core.params import Params
 from hansa.core.post import Post
-from hansa.core.public import PublicSamples
 from hansa.core.registry import Part
 from hansa.core.sample_bounds import Bounds, rescaled
 from hansa.core.shapes import Shape as Shape
 from hansa.core.shapes import UpTo as UpTo
 from hansa.core.shapes import is_open
-from hansa.core.stored_rows import whole
-from hansa.core.weights import Weighting
+from hansa.holdings.augment import Augment
+from hansa.holdings.fitting import cast
+from hansa.holdings.gateway import Ids, Purpose, SampleGateway, Samples, StoredSamples
+from hansa.holdings.public import PublicSamples
+from hansa.holdings.stored_rows import whole
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.numerics.weights import Weighting
+from hansa.plumbing.errors import AlgorithmError, DataError, NotAdmitted, PartyError
 
 Payload = Mapping[str, Any]  # named tensors and plain values, possibly nested
 Memory = dict[str, Tensor]  # what a party keeps between rounds; it never leaves the party
@@ -45,7 +45,7 @@ class Reply:
 
     `tensors` enter a sum with the weight `weight`. `maxima` are combined by maximum (counters of a model). `metrics`
     are averaged with the same weight. A reply with a `count` above 1 is the sum of that many parties' replies
-    (`core.partial_sums`); a party itself always sends 1.
+    (`replies.partial_sums`); a party itself always sends 1.
     """
 
     tensors: dict[str, Tensor]

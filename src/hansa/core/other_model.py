@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.functions import double
-from hansa.core.objective import Objective
-from hansa.core.params import Params
 from hansa.core.registry import Part, from_config, to_config
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, DataError
+from hansa.plumbing.functions import double
 
 ARCHITECTURE = "architecture"  # in a payload: the fields of the model part
 

@@ -11,12 +11,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from hansa.core.entries import Text, model_of, stated
-from hansa.core.errors import PartyError
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply
-from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import register
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import PartyError
 
 PREFIX = "own/"  # of the model's vectors in a memory
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hansa.core.errors import ConfigError, nearest
-from hansa.core.objective import Objective
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from hansa.core.task import Task

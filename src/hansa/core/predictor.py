@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import ANY_MODEL, OTHER_MODEL, Entries, Sizes, fault_in, stated
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, Shape
 from hansa.core.other_model import objective_of
-from hansa.core.params import Params
 from hansa.core.registry import Part, build, lookup, register
-from hansa.core.stored_rows import Features, blocks
+from hansa.holdings.stored_rows import Features, blocks
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, PartyError
 
 METRICS = frozenset({"loss", "accuracy", "auc", "rmse", "mae", "r2"})  # all metrics of `losses.metrics`
 

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from hansa.core.applies import Applies, check_applies, idle
-from hansa.core.errors import ConfigError, nearest
-from hansa.core.functions import REFERENCE, bind, load, load_function, reference_of
+from hansa.plumbing.errors import ConfigError, nearest
+from hansa.plumbing.functions import REFERENCE, bind, load, load_function, reference_of
 
 KINDS = ("algorithm", "local", "server", "fusion", "select", "transform", "adversary", "model", "dataset", "partition",
          "prepare", "predictor", "op", "schedule", "pace", "staleness", "devices", "distribution", "availability",

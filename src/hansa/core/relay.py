@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.ask import Ask, Gathered, Routed
-from hansa.core.errors import RoundAborted
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.registry import build
 from hansa.core.route_op import ROUTE, RouteOp
 from hansa.core.session_op import SessionOp
 from hansa.core.shapes import largest_shape
+from hansa.plumbing import codec
+from hansa.plumbing.errors import RoundAborted
 
 KEYS, SEND, RECEIVE = "route-keys", "route-send", "route-receive"  # the names of the parties' ops
 SESSION = "route-session"  # the same, for a session

@@ -10,8 +10,8 @@ from typing import Any
 
 from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.budget import EPSILON
-from hansa.core.exact_sums import from_steps, steps_of_limbs, steps_to_limbs, to_steps
 from hansa.core.op import Op
+from hansa.numerics.exact_sums import from_steps, steps_of_limbs, steps_to_limbs, to_steps
 
 LISTED = 100  # largest number of parties that a metrics line lists one by one
 NUMBER = re.compile(r"-?\b\d[\d.,e+-]*|\b(?:nan|inf)\b")
@@ -49,7 +49,7 @@ class Means:
 
 
 class ExactMeans(Means):
-    """Weighted means whose sums are exact (`core.exact_sums`): any grouping of the parties gives the same bits."""
+    """Weighted means whose sums are exact (`numerics.exact_sums`): any grouping of the parties gives the same bits."""
 
     def add(self, numbers: dict[str, float], weight: int) -> None:
         for name, value in numbers.items():

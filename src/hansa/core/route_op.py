@@ -9,8 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from hansa.core.budget import Budget
-from hansa.core.errors import AlgorithmError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.plumbing.errors import AlgorithmError
 
 Message = Mapping[str, Tensor]  # the tensors that one party sends to another, by name
 ROUTE = "route"  # the entry of a payload that says whom a party sends to, or whom it receives from

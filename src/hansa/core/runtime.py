@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from hansa.core.ask import Arrival, Ask, Ticket, op_config, op_of
-from hansa.core.errors import AlgorithmError, RoundAborted
 from hansa.core.op import Op, Payload
 from hansa.core.round_record import Record
+from hansa.plumbing.errors import AlgorithmError, RoundAborted
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,10 +12,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hansa.core.errors import AlgorithmError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.post import AHEAD
 from hansa.core.route_op import Message
+from hansa.plumbing.errors import AlgorithmError
 
 
 @dataclass(frozen=True, eq=False)

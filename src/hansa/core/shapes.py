@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hansa.core.errors import AlgorithmError
+from hansa.plumbing.errors import AlgorithmError
 
 LARGEST = 2**48  # most numbers of a tensor whose size is open
 

@@ -1,7 +1,7 @@
 """Sums of replies, in memory or over files, that do not depend on the order of arrival.
 
 Sums are float64 with integer weights, divided once. Parties are in the order of their ids, in blocks of fixed size, and
-block sums are added in order. With `run.sums = "exact"` they are sums of whole numbers instead (`core.exact_sums`).
+block sums are added in order. With `run.sums = "exact"` they are sums of whole numbers instead (`numerics.exact_sums`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hansa.core import codec
-from hansa.core.exact_sums import ExactSum
 from hansa.core.op import Reply
-from hansa.core.rows import FileRows
+from hansa.numerics.exact_sums import ExactSum
+from hansa.numerics.rows import FileRows
+from hansa.plumbing import codec
 
 BLOCK = 32  # replies per block
 SMALL = 2**20  # numbers that fit a cache

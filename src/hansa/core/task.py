@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hansa.core.augment import Augment, check_augment
-from hansa.core.errors import ConfigError, DataError, nearest
-from hansa.core.fitting import (
+from hansa.core.party_models import PartyModels, task_models, turn_of
+from hansa.core.registry import Part
+from hansa.holdings.augment import Augment, check_augment
+from hansa.holdings.fitting import (
     check_outputs,
     check_pair,
     fit_samples,
@@ -24,16 +25,15 @@ from hansa.core.fitting import (
     output_of,
     tensor_of,
 )
-from hansa.core.gateway import SampleGateway, TableRows
-from hansa.core.labels import Labels, check_numbering
-from hansa.core.losses import Loss
-from hansa.core.objective import Objective
-from hansa.core.party_models import PartyModels, task_models, turn_of
-from hansa.core.public import PublicSamples, split_public
-from hansa.core.registry import Part
-from hansa.core.stored_rows import Features, blocks, is_dataset, read_dataset
-from hansa.core.table_layout import TableLayout
-from hansa.core.weights import Weighting, sample_weights
+from hansa.holdings.gateway import SampleGateway, TableRows
+from hansa.holdings.labels import Labels, check_numbering
+from hansa.holdings.public import PublicSamples, split_public
+from hansa.holdings.stored_rows import Features, blocks, is_dataset, read_dataset
+from hansa.holdings.table_layout import TableLayout
+from hansa.numerics.losses import Loss
+from hansa.numerics.objective import Objective
+from hansa.numerics.weights import Weighting, sample_weights
+from hansa.plumbing.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
     from hansa.core.columns import ColumnLayout

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
-from hansa.core.gateway import SampleGateway, TableRows
-from hansa.core.objective import Objective
 from hansa.core.op import Op, Party, Payload, Reply, perform
-from hansa.core.params import Params
+from hansa.holdings.gateway import SampleGateway, TableRows
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError
 
 
 class Trusted:

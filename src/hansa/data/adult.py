@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError
 from hansa.core.registry import register
-from hansa.core.table_layout import TableLayout
 from hansa.data.dataset import Data, Dataset, locate, one_hot, read_text
 from hansa.data.table import Table, column_of
+from hansa.holdings.table_layout import TableLayout
+from hansa.plumbing.errors import DataError
 
 SOURCE = "the UCI Machine Learning Repository, data set 'Adult' (archive.ics.uci.edu/dataset/2/adult)"
 

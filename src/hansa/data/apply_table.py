@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import FreeForm, Several, Sizes, Text, stated
-from hansa.core.errors import DataError, PartyError
 from hansa.core.op import DataOp, Party, Payload
 from hansa.core.registry import register
-from hansa.core.table_layout import TableLayout
 from hansa.data.cells import canonical, missing_words, text_code
 from hansa.data.column_options import MOST_BINS, MOST_CATEGORIES
 from hansa.data.date_parts import checked_feature, numbers_of
 from hansa.data.table import Table
+from hansa.holdings.table_layout import TableLayout
+from hansa.plumbing.errors import DataError, PartyError
 
 WIDEST = 2**16  # features of a sample, at most
 LARGEST = 2**31  # numbers of a party's prepared samples, at most

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError
 from hansa.core.registry import register
 from hansa.data.dataset import Data, Dataset, data_folder, locate, read_bytes, read_text
+from hansa.plumbing.errors import DataError
 
 MEAN = (0.4914, 0.4822, 0.4465)  # of the training images, per channel
 STD = (0.2470, 0.2435, 0.2616)

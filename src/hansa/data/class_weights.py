@@ -11,12 +11,12 @@ from torch import Tensor
 
 from hansa.core.class_counts import ClassCounts
 from hansa.core.entries import Shaped, stated
-from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp, Payload, sent
 from hansa.core.registry import register
-from hansa.core.weights import BALANCED, MOST
 from hansa.data.prepare import Preparation
+from hansa.numerics.weights import BALANCED, MOST
+from hansa.plumbing.errors import PartyError
 
 
 @register("weigh-classes")

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from hansa.core.columns import ids_of
-from hansa.core.errors import DataError
-from hansa.core.gateway import TableRows
 from hansa.data.party_files import (
     Header,
     check_header,
@@ -22,6 +20,8 @@ from hansa.data.party_files import (
     numbers,
     targets_of,
 )
+from hansa.holdings.gateway import TableRows
+from hansa.plumbing.errors import DataError
 
 
 def read_column_file(path: str | Path, ids: str, target: str | None = None) -> tuple[TableRows, Header]:

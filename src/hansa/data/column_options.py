@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import fill
-from hansa.core.table_layout import Kind, TableLayout
 from hansa.data.cells import parsed_date
+from hansa.holdings.table_layout import Kind, TableLayout
+from hansa.plumbing.errors import ConfigError
 
 DROP = "drop"
 MEAN = "mean"

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
 from hansa.data.dataset import Data
 from hansa.data.partition import Partition, check_parties, generator
+from hansa.plumbing.errors import ConfigError, DataError
 
 Rows = tuple[Tensor, Tensor | None]
 

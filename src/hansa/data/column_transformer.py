@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp
 from hansa.core.registry import ENTRIES, WORDS, register
-from hansa.core.table_layout import KINDS, Kind, TableLayout
 from hansa.data.apply_table import WIDEST, ApplyTable, Binned, Categories, Hashed, Scaled, Step, TablePlan
 from hansa.data.cells import MISSING, canonical, parsed_date
 from hansa.data.column_options import (
@@ -32,6 +30,8 @@ from hansa.data.date_parts import Feature
 from hansa.data.prepare import SPACING, Preparation
 from hansa.data.table_categories import Counted, learn_categories
 from hansa.data.table_ops import CELLS, EXPONENTS, TableHistogram, TableMagnitudes, TableSums, joined_sums
+from hansa.holdings.table_layout import KINDS, Kind, TableLayout
+from hansa.plumbing.errors import ConfigError
 
 log = logging.getLogger("hansa")
 

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
-from hansa.core.table_layout import TableLayout
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data, Dataset, stratified_split
 from hansa.data.party_files import check_header, column_of, csv_lines, features_of, numbers
 from hansa.data.table import Table
 from hansa.data.table import column_of as as_column
 from hansa.data.table_tasks import code_all
+from hansa.holdings.table_layout import TableLayout
+from hansa.plumbing.errors import ConfigError, DataError
 
 SPLIT_SEED = 0
 

@@ -18,9 +18,9 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from hansa.core.errors import DataError
 from hansa.core.registry import Part
-from hansa.core.table_layout import TableLayout
+from hansa.holdings.table_layout import TableLayout
+from hansa.plumbing.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import FreeForm, Several
-from hansa.core.errors import PartyError
-from hansa.core.table_layout import COLUMNS, TableLayout
 from hansa.data.column_options import PARTS
+from hansa.holdings.table_layout import COLUMNS, TableLayout
+from hansa.plumbing.errors import PartyError
 
 Array = np.ndarray[Any, Any]
 _FAR = 3e6  # days: dates of the years -6000 to 10000

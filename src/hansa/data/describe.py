@@ -13,15 +13,15 @@ from typing import TypeVar
 import torch
 
 from hansa.core.entries import Text, stated
-from hansa.core.errors import ConfigError, DataError, NotAdmitted
-from hansa.core.functions import is_function
-from hansa.core.labels import Labels, misnumbered
-from hansa.core.losses import named_loss
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.data.party_files import Header, differing
 from hansa.data.statement import CLASSES, NUMBERS, DataStatement
 from hansa.data.statement import KINDS as COLUMN_KINDS
+from hansa.holdings.labels import Labels, misnumbered
+from hansa.numerics.losses import named_loss
+from hansa.plumbing.errors import ConfigError, DataError, NotAdmitted
+from hansa.plumbing.functions import is_function
 
 T = TypeVar("T")
 DIMENSIONS = 8  # of a sample, at most

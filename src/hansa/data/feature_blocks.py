@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.data.party_files import SHOWN, Header, check_header, column_of, csv_lines, features_of, npz_arrays, numbers
+from hansa.plumbing.errors import ConfigError, DataError
 
 ROWS, VALUES = 4096, 2**22  # the most rows of a block, and about the most numbers of one
 FORMATS = ".csv, .csv.gz, .npy, .npz or .parquet"

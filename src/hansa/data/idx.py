@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError
 from hansa.core.registry import register
 from hansa.data.dataset import Data, Dataset, locate, read_bytes
+from hansa.plumbing.errors import DataError
 
 UNSIGNED_BYTE = 8  # the only IDX element type that these two data sets use
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
 from hansa.data.dataset import Data
 from hansa.data.partition import Partition, check_dirichlet, check_parties, check_rows, cut, draw_until, generator
+from hansa.plumbing.errors import ConfigError, DataError
 
 
 @register("dirichlet")

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import Part, register
 from hansa.data.dataset import Data
+from hansa.plumbing.errors import ConfigError, DataError
 
 DRAWS = 100  # how often a random split is drawn again until every party has its minimum
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError, nearest
-from hansa.core.stored_rows import Features, whole
 from hansa.data.cells import is_missing, is_number
 from hansa.data.dataset import text_lines
+from hansa.holdings.stored_rows import Features, whole
+from hansa.plumbing.errors import DataError, nearest
 
 SHOWN = 5  # names of columns in a message, at most
 NAMES_OF_FILES = (".csv", ".csv.gz", ".npz")  # how the names of parties' files end

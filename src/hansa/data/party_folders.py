@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from hansa.core.errors import DataError
-from hansa.core.stored_rows import ArrayRows, Features, StoredRows
 from hansa.data.party_files import NAMES_OF_FILES, Header, npz_targets, read_party_file
+from hansa.holdings.stored_rows import ArrayRows, Features, StoredRows
+from hansa.plumbing.errors import DataError
 
 FEATURES, TARGETS = "x.npy", "y.npy"
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
-from hansa.core.stored_rows import is_dataset, read_dataset
+from hansa.holdings.stored_rows import is_dataset, read_dataset
+from hansa.plumbing.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

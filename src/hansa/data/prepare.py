@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Shaped, stated
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.registry import Part, register
 from hansa.core.sample_bounds import Bounds, PerSample
-from hansa.core.stored_rows import blocks, whole
+from hansa.holdings.stored_rows import blocks, whole
+from hansa.plumbing.errors import ConfigError
 
 SPACING = 2.0**-52  # of floats, relative: numbers that deviate less from their mean differ by rounding only
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hansa.core.errors import DataError
 from hansa.core.registry import register
 from hansa.data.dataset import Data, Dataset, stratified_split
+from hansa.plumbing.errors import DataError
 
 TEST_FRACTION = 0.2
 SPLIT_SEED = 0

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
 from hansa.data.dataset import Data, Dataset, locate, read_text
+from hansa.plumbing.errors import ConfigError, DataError
 
 SOURCE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt, saved as tinyshakespeare.txt"
 TEST_PART = 5  # the last fifth of a speaker's windows, at least one

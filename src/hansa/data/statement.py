@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from hansa.core.errors import ConfigError, nearest
-from hansa.core.table_layout import KINDS as TABLE_KINDS
 from hansa.data.cells import MISSING
+from hansa.holdings.table_layout import KINDS as TABLE_KINDS
+from hansa.plumbing.errors import ConfigError, nearest
 
 FEATURES = ("real", "whole", "bytes")
 TARGETS = ("classes", "whole", "numbers", "none", "empty")

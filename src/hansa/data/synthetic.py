@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from hansa.core.applies import Applies, Unless
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.data.dataset import Data, Dataset
+from hansa.plumbing.errors import ConfigError
 
 DIMENSIONS = 60
 CLASSES = 10

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError, nearest
-from hansa.core.table_layout import NAME, Kind, TableLayout
 from hansa.data.cells import USUAL, canonical, cell_text, is_missing, parsed_date, parsed_number, text_code
+from hansa.holdings.table_layout import NAME, Kind, TableLayout
+from hansa.plumbing.errors import ConfigError, DataError, nearest
 
 Guess = Literal["number", "text", "date", "empty"]  # empty: no value is known, so that any kind fits
 Array = np.ndarray[Any, Any]

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.table_layout import TableLayout
 from hansa.data.cells import CODE_BITS, canonical, text_code
 from hansa.data.table_ops import PREFIXES, SHORTEST, TableCategories, TableNames
+from hansa.holdings.table_layout import TableLayout
+from hansa.plumbing.errors import ConfigError
 
 log = logging.getLogger("hansa")
 LEVELS = (12, 8, 8, 8)  # bits of codes per step

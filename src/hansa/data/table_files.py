@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from hansa.core.errors import DataError
-from hansa.core.table_layout import TableLayout
-from hansa.core.weights import sample_weights
 from hansa.data.party_files import check_header, column_of, csv_lines
 from hansa.data.table import Table, check_names
 from hansa.data.table import column_of as as_column
 from hansa.data.table_tasks import targets
+from hansa.holdings.table_layout import TableLayout
+from hansa.numerics.weights import sample_weights
+from hansa.plumbing.errors import DataError
 
 PARQUET = (".parquet", ".pq")
 

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import WHOLE, Shaped, Sizes, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
-from hansa.core.table_layout import TableLayout
 from hansa.data.cells import CODE_BITS, NAME_BYTES
 from hansa.data.date_parts import NAMED, checked_features, number_columns
+from hansa.holdings.table_layout import TableLayout
+from hansa.plumbing.errors import PartyError
 
 EXPONENTS = 129  # powers of two that magnitudes are counted by: 2^-64 to 2^63, and a cell for zero
 CELLS = 4096  # of a histogram, from which the edges of bins are taken

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError, nearest
-from hansa.core.public import split_public
-from hansa.core.table_layout import TableLayout
 from hansa.core.task import Pair, Task
 from hansa.data.cells import is_missing, missing_words
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.party_files import differing, targets_of
 from hansa.data.table import Column, Table, TextColumn, agreed_layout
+from hansa.holdings.public import split_public
+from hansa.holdings.table_layout import TableLayout
+from hansa.plumbing.errors import DataError, nearest
 
 
 def common_layout(tables: Mapping[str, Table], prepare: ColumnTransformer) -> TableLayout:

@@ -36,14 +36,14 @@ import torch
 
 from hansa.algorithms import FedAvg, FedAvgPlus
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError
 from hansa.core.registry import build
-from hansa.core.rng import generator
 from hansa.core.task import Pair, Task
 from hansa.data import Data, Standardise
 from hansa.data.dataset import stratified_split
 from hansa.local import SGD, FineTuning
 from hansa.models import Logistic
+from hansa.numerics.rng import generator
+from hansa.plumbing.errors import ConfigError
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from hansa.artifacts.run_folder import MODEL
-from hansa.core.errors import ConfigError
 from hansa.experiment.config import parse, read
 from hansa.experiment.tasks import divide, load_data
 from hansa.net.aggregator.federation import FederationFolder, init
 from hansa.net.local import all_run, free_port, processes
 from hansa.net.operator import Operator
+from hansa.plumbing.errors import ConfigError
 from hansa.run.resume import execute
 
 EXPERIMENT = """\

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.registry import from_config
 from hansa.core.task import Holdings, PartyShards
 from hansa.drift.drift import Array, Concept, DataDrift, Drift
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError
 
 NOTHING_YET = "it has no samples yet: all of them are of classes that appear later"
 Pair = tuple[Tensor, Tensor]

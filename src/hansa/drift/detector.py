@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
+from hansa.plumbing.errors import ConfigError
 
 LEAST = 3  # losses of its own past that a party needs before its next loss is judged
 FLOOR = 0.01  # smallest standard deviation, as a share of the mean loss: smaller changes are no drift

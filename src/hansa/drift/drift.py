@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part
+from hansa.plumbing.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
 

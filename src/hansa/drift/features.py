@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.drift.drift import DataDrift
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError
 
 
 @register("rotation")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.drift.drift import Array, Concept, DataDrift, check_classes
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError
 
 
 @register("label-shift")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.drift.drift import Drift
+from hansa.plumbing.errors import ConfigError
 
 
 @register("join")

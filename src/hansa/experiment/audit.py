@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hansa.core.algorithm import Algorithm
 from hansa.core.applies import Applies, If, check_applies
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.privacy import Privacy
 
 BYTES = 2**30  # of kept replies, unless the experiment sets another limit

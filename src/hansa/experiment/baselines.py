@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError
 from hansa.core.op import unwrap
 from hansa.core.registry import build, field_types, lookup, to_config
+from hansa.plumbing.errors import ConfigError
 
 Baseline = Literal["local-only", "centralised"]
 BASELINES: tuple[Baseline, ...] = ("local-only", "centralised")

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hansa.core.algorithm import Algorithm, Problem
-from hansa.core.errors import AlgorithmError, ConfigError, UnsuitedError
 from hansa.core.federation import SumProtocol
 from hansa.core.op import unwrap
-from hansa.core.params import ParamSpec
-from hansa.core.weights import BALANCED, class_weights
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.drift import DataDrift, Drift
 from hansa.experiment.settings import Run
@@ -19,6 +16,9 @@ from hansa.fusion import Fusion
 from hansa.local.finetune import FineTuning
 from hansa.metrics.metric import Metric
 from hansa.metrics.names import FORGETTING, MEMBERSHIP
+from hansa.numerics.params import ParamSpec
+from hansa.numerics.weights import BALANCED, class_weights
+from hansa.plumbing.errors import AlgorithmError, ConfigError, UnsuitedError
 from hansa.privacy import Privacy
 from hansa.transforms import ByLayer, Packed, Transform
 

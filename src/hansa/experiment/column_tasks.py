@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from hansa.core.columns import held_out, ids_of
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.gateway import TableRows
 from hansa.core.task import Pair, Task
 from hansa.data.column_files import names_column, read_column_file
 from hansa.data.column_split import Columns
 from hansa.data.dataset import Data
 from hansa.data.party_files import SHOWN
 from hansa.experiment.tasks import file_names, load_data, loss_and_classes
+from hansa.holdings.gateway import TableRows
+from hansa.plumbing.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from hansa.experiment.config import Experiment

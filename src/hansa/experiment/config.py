@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from hansa.adversary import Adversary, adversaries, named
 from hansa.core.algorithm import Algorithm
 from hansa.core.columns import REFUSED
-from hansa.core.errors import ConfigError, nearest
-from hansa.core.functions import is_function, load_function, reference_of, searching
 from hansa.core.party_models import check_choice, turn_of
 from hansa.core.registry import fill, from_config, nest, registered
 from hansa.core.task import Task
-from hansa.core.weights import class_weights
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data
 from hansa.data.partition import Partition
@@ -39,6 +36,9 @@ from hansa.experiment.settings import Run
 from hansa.experiment.tasks import make_task
 from hansa.metrics.function import functions
 from hansa.metrics.names import MEMBERSHIP
+from hansa.numerics.weights import class_weights
+from hansa.plumbing.errors import ConfigError, nearest
+from hansa.plumbing.functions import is_function, load_function, reference_of, searching
 from hansa.privacy import Privacy, privacy
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hansa.core.errors import DataError, HansaError
-from hansa.core.stored_rows import whole
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.experiment.config import Experiment
 from hansa.experiment.settings import Run
 from hansa.experiment.tasks import code_files, load_data, public_samples, read_files, read_tables, set_aside
+from hansa.holdings.stored_rows import whole
+from hansa.plumbing.errors import DataError, HansaError
 
 # Settings of a run that apply to simulations only.
 SIMULATED = ("engine", "device", "compile", "devices", "late", "checkpoint_seconds", "baselines")

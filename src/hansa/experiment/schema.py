@@ -14,7 +14,6 @@ import types
 from collections.abc import Iterable
 from typing import Any, Literal, Union, get_args, get_origin
 
-from hansa.core.losses import LOSSES
 from hansa.core.registry import (
     ENTRIES,
     NONE,
@@ -35,6 +34,7 @@ from hansa.experiment.local_work import OWN
 from hansa.experiment.settings import Run
 from hansa.local import SGD
 from hansa.metrics.names import known_metrics
+from hansa.numerics.losses import LOSSES
 from hansa.privacy import Privacy
 
 Schema = dict[str, Any]

@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from hansa.core.applies import Applies, Unless, check_applies
-from hansa.core.buffer_checks import variances
-from hansa.core.errors import ConfigError, nearest
-from hansa.core.params import ParamSpec
 from hansa.core.registry import convert, registered
-from hansa.core.reply_checks import Rules
 from hansa.core.task import Holdings
 from hansa.drift.detector import Detector
 from hansa.experiment.baselines import Baseline
@@ -20,6 +16,10 @@ from hansa.local.finetune import FineTuning
 from hansa.metrics import names
 from hansa.metrics.function import distinct
 from hansa.metrics.metric import Metric
+from hansa.numerics.params import ParamSpec
+from hansa.plumbing.errors import ConfigError, nearest
+from hansa.replies.buffer_checks import variances
+from hansa.replies.reply_checks import Rules
 from hansa.schedule import Fixed, Pace
 from hansa.select import Selector, Uniform
 from hansa.sim.clock import VirtualClock

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import hansa
-from hansa.core.errors import ConfigError
-from hansa.core.functions import double, is_function
 from hansa.core.registry import Part
+from hansa.plumbing.errors import ConfigError
+from hansa.plumbing.functions import double, is_function
 
 MAIN = "__main__"  # a script or a notebook
 CHUNK = 2**20

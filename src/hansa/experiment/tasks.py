@@ -12,16 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hansa.core import rng
-from hansa.core.augment import Augment
-from hansa.core.errors import ConfigError, DataError, HansaError
-from hansa.core.fitting import tensor_of
-from hansa.core.functions import double, is_function, load_function, searching
-from hansa.core.labels import Labels, check_numbering
-from hansa.core.public import split_public
 from hansa.core.registry import Part, from_config, own_function
-from hansa.core.stored_rows import StoredRows, whole
-from hansa.core.table_layout import TableLayout
 from hansa.core.task import Pair, Task
 from hansa.data.cells import MISSING
 from hansa.data.column_transformer import ColumnTransformer
@@ -32,6 +23,15 @@ from hansa.data.party_folders import party_paths, read_party
 from hansa.data.table import Table
 from hansa.data.table_files import read_table_samples, split_weights
 from hansa.data.table_tasks import code_all
+from hansa.holdings.augment import Augment
+from hansa.holdings.fitting import tensor_of
+from hansa.holdings.labels import Labels, check_numbering
+from hansa.holdings.public import split_public
+from hansa.holdings.stored_rows import StoredRows, whole
+from hansa.holdings.table_layout import TableLayout
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError, DataError, HansaError
+from hansa.plumbing.functions import double, is_function, load_function, searching
 
 if TYPE_CHECKING:
     from hansa.experiment.config import Experiment, TaskTable

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from hansa.core.errors import BoundError, ConfigError
 from hansa.core.registry import register
-from hansa.core.rows import Rows
 from hansa.fusion.fusion import Fused, Robust
 from hansa.fusion.ordered import Rule, about_median, by_coordinate, middle_of, trimmed
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import BoundError, ConfigError
 
 
 class Coordinate(Robust):

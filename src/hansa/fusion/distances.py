@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hansa.core.norms import SAFE, l2_norm
-from hansa.core.reply_checks import all_finite
-from hansa.core.rows import Rows
 from hansa.core.sums import BLOCK
 from hansa.fusion.ordered import NotFinite
+from hansa.numerics.norms import SAFE, l2_norm
+from hansa.numerics.rows import Rows
+from hansa.replies.reply_checks import all_finite
 
 COLUMNS = 2**18  # added at a time
 PRODUCTS, WIDE = 2**18, 2**17  # numbers multiplied, or converted to float64, at a time: they fit into a core's cache

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import BoundError, ConfigError
 from hansa.core.federation import Federation
-from hansa.core.norms import l2_norm
 from hansa.core.op import Op, Payload
-from hansa.core.params import Params
 from hansa.core.registry import register
-from hansa.core.reply_checks import all_finite
-from hansa.core.rows import Rows
 from hansa.fusion.distances import WIDE, combination, norms
 from hansa.fusion.fusion import Fused, Robust
+from hansa.numerics.norms import l2_norm
+from hansa.numerics.params import Params
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import BoundError, ConfigError
+from hansa.replies.reply_checks import all_finite
 
 
 @register("fltrust")

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.ask import Gathered
-from hansa.core.errors import BoundError, ConfigError, DataError, RoundAborted
 from hansa.core.federation import Federation, Finding
 from hansa.core.op import Op, Payload
-from hansa.core.params import Params
 from hansa.core.registry import Part
-from hansa.core.reply_checks import all_finite
-from hansa.core.rows import Rows
 from hansa.fusion.ordered import NotFinite, by_coordinate, middle_of
 from hansa.fusion.update import Update
+from hansa.numerics.params import Params
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import BoundError, ConfigError, DataError, RoundAborted
+from hansa.replies.reply_checks import all_finite
 
 
 class Fused(NamedTuple):

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from hansa.core.ask import Gathered
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
-from hansa.core.rows import Rows
 from hansa.fusion.coordinate import Median
 from hansa.fusion.distances import WIDE, combination
 from hansa.fusion.fusion import Fused, Robust
 from hansa.fusion.ordered import NotFinite
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import ConfigError
 
 ROUNDING = 1e-15  # a step shorter than this share of the point's norm is rounding error
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import BoundError, ConfigError
 from hansa.core.registry import register
-from hansa.core.rows import Rows
 from hansa.fusion.distances import combination, squared_distances
 from hansa.fusion.fusion import Fused, Robust
 from hansa.fusion.ordered import about_median, by_coordinate
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import BoundError, ConfigError
 
 
 def krum_scores(distances: Tensor, neighbours: int) -> Tensor:

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
-from hansa.core.reply_checks import all_finite
-from hansa.core.rows import Rows
 from hansa.fusion.distances import combination, layer_norms
 from hansa.fusion.fusion import Fused, Robust
 from hansa.fusion.ordered import NotFinite
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import ConfigError
+from hansa.replies.reply_checks import all_finite
 
 STEADY = 1e-3  # a smaller spread counts as this one, so that rounding errors do not decide
 LARGEST = 1e6  # a norm counts as at most this many medians

@@ -12,12 +12,12 @@ from torch import Tensor
 from hansa.core.ask import Gathered, Reduced
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
-from hansa.core.params import Params
 from hansa.core.registry import register
-from hansa.core.rows import Rows
 from hansa.fusion.distances import combination
 from hansa.fusion.fusion import Fused, Fusion
 from hansa.fusion.update import Update
+from hansa.numerics.params import Params
+from hansa.numerics.rows import Rows
 
 
 @register("mean")

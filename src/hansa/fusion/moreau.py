@@ -1,6 +1,6 @@
 """Centres of the Fed+ family: minimisers of mean Moreau envelopes (Yu, Kundu, Wynter and Lim 2021).
 
-The centre of vectors w_k minimises the mean of the Moreau envelopes of w_k - w over w (`core.prox`). For a large rho it
+The centre of vectors w_k minimises the mean of the Moreau envelopes of w_k - w over w (`prox`). For a large rho it
 is the mean; for a small rho it is the geometric median (L2 norm) or the coordinate-wise median (L1 norm).
 """
 
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from hansa.core.prox import Norm
-from hansa.core.rows import Rows
 from hansa.fusion.coordinate import Median
 from hansa.fusion.distances import WIDE, combination
 from hansa.fusion.geometric import ROUNDING, distances_to
 from hansa.fusion.ordered import in_order, middle_of
+from hansa.numerics.prox import Norm
+from hansa.numerics.rows import Rows
 
 LEAST = 1e-150  # stands for a rho of 0
 NEWTON = 512  # rows up to which a step of Newton's method, with a matrix of all pairs, costs little beside a reading

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from hansa.core.ask import Gathered
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
-from hansa.core.rows import Rows
 from hansa.fusion.distances import combination, norms
 from hansa.fusion.fusion import Fused, Robust
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import ConfigError
 
 
 @register("norm-clip")

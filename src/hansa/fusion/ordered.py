@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.reply_checks import all_finite
-from hansa.core.rows import Rows
+from hansa.numerics.rows import Rows
+from hansa.replies.reply_checks import all_finite
 
 Limits = tuple[Tensor, Tensor, Tensor]  # per coordinate: the result, and the smallest and largest value in it
 Rule = Callable[[Tensor, Tensor], Limits]  # arguments: a block [K, c], and its sorted transpose [c, K]

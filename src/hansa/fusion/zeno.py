@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import BoundError, ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
-from hansa.core.params import Params
 from hansa.core.registry import register
-from hansa.core.rows import Rows
 from hansa.fusion.distances import combination, norms
 from hansa.fusion.fusion import Fused, Robust
+from hansa.numerics.params import Params
+from hansa.numerics.rows import Rows
+from hansa.plumbing.errors import BoundError, ConfigError
 
 
 @register("zeno")

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Words = np.ndarray[Any, np.dtype[np.uint64]]

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hansa.core.budget import PrivateOp
-from hansa.core.errors import PartyError
-from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.op import Op, Payload, unwrap
+from hansa.holdings.gateway import Purpose, SampleGateway
 from hansa.kernel.ranges import Ranges
+from hansa.plumbing.errors import PartyError
 
 Purposes = tuple[Purpose, ...]
 TRAINING: Purposes = ("train", "statistics", "match")

@@ -20,8 +20,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.kernel.discrete_gaussian import discrete_gaussian
+from hansa.plumbing.errors import ConfigError
 
 PRECISION = 14  # bits by which sqrt(d) steps are shorter than the clip
 LEAST_NOISE = 4  # bits by which the noise exceeds a step, at least

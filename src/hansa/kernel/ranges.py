@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from hansa.core.errors import ConfigError, nearest
 from hansa.core.op import Op, Payload
 from hansa.core.registry import Part, field_types, registered
+from hansa.plumbing.errors import ConfigError, nearest
 
 Bounds = tuple[float, float]
 KINDS = ("op", "local", "transform", "schedule", "metric", "fusion")  # of the parts that a request is made of

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from hansa.core.budget import Release, check_delta, merged
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Conversion = Literal["improved", "classic"]

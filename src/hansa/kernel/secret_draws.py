@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
 

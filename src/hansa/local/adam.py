@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hansa.core.applies import Applies, Unless
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.solver import Carry, Context, LocalSolver, check_local
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ConstantRate, RateSchedule
 
 

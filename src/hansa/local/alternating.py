@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from hansa.core.budget import Release
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.personal import Personal, in_head
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
+from hansa.plumbing.errors import ConfigError
 
 AT = "alternating/at"  # the number of steps that the party has taken in this round
 

@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory
 from hansa.core.own_model import remember
-from hansa.core.params import Params, ParamSpec
 from hansa.local.delegating import Delegating
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
 from hansa.local.step_rule import StepRule
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 DRAWN = "anchored/drawn"  # in the carry: strength times the anchor
 OWN = "own/w"  # in the memory: the vector of the party's own model (`core.own_model`)

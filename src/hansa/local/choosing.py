@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
-from hansa.core.params import Params, ParamSpec
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Context, masked_mean
+from hansa.numerics import rng
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 OWN, CHOICE, BEGUN = "grid/own", "grid/choice", "grid/begun"
 MOST = 20  # weights of a grid: an aggregator must not fill a party's memory

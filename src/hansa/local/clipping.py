@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hansa.core import rng
-from hansa.core.objective import Objective
-from hansa.core.params import ParamSpec
-from hansa.core.stopping import go_on
 from hansa.kernel.clipped_sums import ROWS, Gradients, apart, exact_sum, float_sum, joined, of_product, of_rows
 from hansa.kernel.grid import Grid
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import ParamSpec
+from hansa.plumbing.stopping import go_on
 
 if TYPE_CHECKING:
     from hansa.local.solver import Batch, Context

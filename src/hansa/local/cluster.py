@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from hansa.core.budget import Budget
-from hansa.core.determinism import threads
 from hansa.core.entries import Entries, extended, model_of
-from hansa.core.errors import PartyError
-from hansa.core.gateway import Samples
-from hansa.core.objective import Objective
 from hansa.core.op import Around, Memory, Op, Party, Payload, Shape, Wrapper, sent
 from hansa.core.registry import register
+from hansa.holdings.gateway import Samples
 from hansa.local.sgd import SGD
+from hansa.numerics.objective import Objective
+from hansa.plumbing.determinism import threads
+from hansa.plumbing.errors import PartyError
 
 CLUSTER = "cluster/number"  # in a party's memory: the model that it trained last
 LOSS = "cluster_loss"  # the metric of a reply: the least mean loss among all models, before training

@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.own_model import remember
-from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.anchored import DRAWN, OWN, Anchored
 from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import StepRule
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 DUAL = "admm/y"
 

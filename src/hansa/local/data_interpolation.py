@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core import rng
 from hansa.core.entries import ANY_MODEL, extended
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Memory, Payload
-from hansa.core.params import Params, ParamSpec
-from hansa.core.public import PublicSamples
 from hansa.core.registry import register
+from hansa.holdings.public import PublicSamples
 from hansa.local.choosing import BEGUN, CHOICE, OWN, Choosing, held_count
 from hansa.local.solver import Batch, Carry, Context
+from hansa.numerics import rng
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError, PartyError
 
 KEY, ORDER = "grid/key", "grid/order"
 DRAWS = 2**33  # folded into a step's key for the public samples of the step

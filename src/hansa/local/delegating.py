@@ -12,12 +12,12 @@ from torch import Tensor
 from hansa.core.budget import Budget, Release
 from hansa.core.entries import Entries, Sizes
 from hansa.core.metric_ranges import Range
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
-from hansa.core.params import Params, ParamSpec
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler
 from hansa.local.step_rule import StepRule
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params, ParamSpec
 
 
 @dataclass(frozen=True)

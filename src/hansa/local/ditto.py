@@ -10,16 +10,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core import rng
 from hansa.core.budget import Release
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.own_model import PREFIX, remember
-from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.delegating import Delegating
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
 from hansa.local.step_rule import StepRule
+from hansa.numerics import rng
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 CENTRE = "centre"  # in the carry of the own model: lam times the shared model
 DRAWS = 2**34  # folded into a step's key for the noise of the own model

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, Unless
 from hansa.core.budget import Budget, Release
-from hansa.core.errors import ConfigError
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Payload
-from hansa.core.params import ParamSpec
 from hansa.core.registry import register
 from hansa.kernel.grid import Grid
 from hansa.local.clipping import prepare
 from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler, check_local, descend
 from hansa.local.step_rule import ClipRule, StepRule
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import ParamSpec
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ConstantRate, RateSchedule
 
 CLIPS = (1e-6, 1e6)  # below, rounding errors exceed the noise; above, nothing is clipped

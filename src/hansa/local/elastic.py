@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import Number, extended
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
-from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 OWN, BEGUN = "elastic/x", "elastic/begun"
 

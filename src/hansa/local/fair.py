@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.gradient import Gradient
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
+from hansa.plumbing.errors import ConfigError
 
 FLOOR = 1e-10  # added to a loss before it is raised to a power
 TINY = 1e-20  # added to a learning rate, so that a rate of 0 gives no division by zero

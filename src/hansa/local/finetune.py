@@ -15,17 +15,17 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, If, Unless
 from hansa.core.entries import WORK_ENTRY, Entries, FreeForm, Sizes, Text, extended, stated
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.metric_ranges import Range
-from hansa.core.objective import Objective
 from hansa.core.op import Around, Memory, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.own_model import trained
-from hansa.core.params import Params
 from hansa.core.predictor import NetworkPredictor, Predictor, check_prediction, predictor_entries
 from hansa.core.registry import Part, build, register
-from hansa.core.reply_checks import all_finite
 from hansa.local.sgd import SGD
 from hansa.local.solver import LocalSolver
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.replies.reply_checks import all_finite
 
 PREFIX = "finetuned/"  # of the model's vectors in a memory
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import rng
 from hansa.core.op import Memory, Payload
-from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Carry, Context, descend
+from hansa.numerics import rng
+from hansa.numerics.params import Params, ParamSpec
 
 OWN, BEGUN, SECOND = "halves/own", "halves/begun", "halves/second"
 SPLIT = rng.key("halves")  # the same in every run: a sample stays in its half in all rounds

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from hansa.core.budget import Budget
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
-from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.delegating import Delegating
 from hansa.local.solver import Batch, Carry, Context, descend
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 OWN, ALPHA, BEGUN = "mixed/own", "mixed/alpha", "mixed/begun"
 

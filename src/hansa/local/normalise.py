@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core.buffer_checks import MOST, OWN
 from hansa.core.entries import Entries, Number, extended
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import register
 from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.replies.buffer_checks import MOST, OWN
 
 
 @register("normalise")

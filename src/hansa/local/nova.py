@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hansa.core.buffer_checks import MOST, OWN
 from hansa.core.entries import Number, extended
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.normalise import gradient_weight
 from hansa.local.proximal import Proximal
 from hansa.local.solver import Carry, Context
+from hansa.plumbing.errors import ConfigError
+from hansa.replies.buffer_checks import MOST, OWN
 
 
 @register("nova")

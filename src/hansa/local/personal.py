@@ -15,12 +15,12 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, Unless
 from hansa.core.entries import Entries, extended, model_of
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
-from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.delegating import Delegating
 from hansa.local.solver import Carry, Context
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 HEAD = "personal/head"
 

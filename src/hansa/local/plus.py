@@ -10,14 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.own_model import remember
-from hansa.core.params import Params
-from hansa.core.prox import Norm, prox
 from hansa.core.registry import register
 from hansa.local.anchored import OWN, Anchored
 from hansa.local.solver import Carry, Context
+from hansa.numerics.params import Params
+from hansa.numerics.prox import Norm, prox
+from hansa.plumbing.errors import ConfigError
 
 
 def check_plus(alpha: float, mu: float, lam: float) -> None:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import BYTES, Entries, Number, Shaped, Sizes, extended, model_of
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Payload, Shape
 from hansa.core.registry import register
 from hansa.local.delegating import Delegating
 from hansa.local.gradient import Gradient
 from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import StepRule
+from hansa.plumbing.errors import PartyError
 
 REMAINING = "pruned/remaining"  # entry of the carry: the positions of the remaining parameters
 FACTOR = "pruned/factor"  # entry of the carry: 1 at remaining parameters, 0 at pruned ones

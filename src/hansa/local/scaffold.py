@@ -11,14 +11,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hansa.core import buffer_checks
 from hansa.core.entries import Shaped, extended
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
-from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
+from hansa.replies import buffer_checks
 
 OWN = "scaffold/c"
 

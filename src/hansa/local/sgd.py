@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from hansa.core.applies import Applies, If, Unless
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.solver import Carry, Context, LocalSolver, check_local, descend
 from hansa.local.step_rule import StepRule
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ConstantRate, RateSchedule
 
 

@@ -17,21 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.augment import augmented
 from hansa.core.entries import MODEL, WORK_ENTRY, Entries, Number, stated
-from hansa.core.errors import ConfigError
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, like
-from hansa.core.params import Params, ParamSpec
-from hansa.core.public import PublicSamples
 from hansa.core.registry import fill
-from hansa.core.stopping import go_on
-from hansa.core.stored_rows import whole
+from hansa.holdings.augment import augmented
+from hansa.holdings.public import PublicSamples
+from hansa.holdings.stored_rows import whole
 from hansa.kernel.grid import Grid
 from hansa.kernel.secret_draws import poisson_sample, secret_normal
 from hansa.local.clipping import clipped_sum, exact_clipped_sum
 from hansa.local.step_rule import StepRule
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
+from hansa.plumbing.stopping import go_on
 
 Carry = dict[str, Tensor]  # state of a solver between the steps of one round
 Sampler = Literal["shuffle", "full", "poisson"]  # how the samples of a step are selected

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import Shaped, extended
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Payload
-from hansa.core.params import ParamSpec
 from hansa.core.registry import register
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
+from hansa.numerics.params import ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 
 @register("svrg")

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
-from hansa.core.reply_checks import all_finite
+from hansa.plumbing.errors import ConfigError
+from hansa.replies.reply_checks import all_finite
 
 LEAST = 1e-10  # of a learned variance: exact copies have none
 BLOCK = 2**22  # numbers of a temporary matrix

@@ -11,14 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hansa.core import rng
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import WHOLE, WORK_ENTRY, Several, Shaped, stated
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
-from hansa.core.functions import double
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
@@ -28,6 +24,10 @@ from hansa.matching.beta_bernoulli import match
 from hansa.matching.matched import Matched, TrainUnits, each_place, output_shares, sliced, sound
 from hansa.matching.pfnm import started
 from hansa.matching.units import LAYER, Network, Units
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.plumbing.functions import double
 
 PREFIX = "fedma/"  # of the party's own upper layers in its memory
 

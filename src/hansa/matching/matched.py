@@ -12,15 +12,15 @@ from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.ask import Gathered
-from hansa.core.errors import ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Party, Payload, Reply, unwrap
 from hansa.core.other_model import OtherModel
-from hansa.core.params import Params
 from hansa.local import SGD
 from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import Process
 from hansa.matching.units import Network, Units
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, PartyError, RoundAborted
 
 LARGEST = 1e6  # of a weight: squares of larger ones could overflow
 WHOLE = 1e-6  # tolerance of shares that add up to 1

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.ask import Gathered
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
-from hansa.core.params import Params
 from hansa.core.registry import register
-from hansa.core.rows import Rows, room
 from hansa.fusion import Fused, Fusion, Update, WeightedMean
 from hansa.matching.beta_bernoulli import assign
 from hansa.matching.units import Network, Units, permuted
+from hansa.numerics.params import Params
+from hansa.numerics.rows import Rows, room
+from hansa.plumbing.errors import ConfigError
 
 MEMORY = 2**30  # bytes of permuted updates in memory; more of them are stored on disk
 Orders = list[Tensor]  # for each hidden layer, which of the own units takes each place

@@ -12,7 +12,6 @@ from torch import Tensor
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import WORK_ENTRY, Several, stated
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.registry import register
@@ -21,6 +20,7 @@ from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import Process, match
 from hansa.matching.matched import Matched, TrainUnits, each_place, output_shares, sliced, sound
 from hansa.matching.units import LAYER, Network, Units
+from hansa.plumbing.errors import ConfigError, PartyError
 
 
 @register("pfnm-train")

@@ -16,16 +16,16 @@ from torch import Tensor
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Number, Shaped, Sizes, check_size, stated
-from hansa.core.errors import ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
-from hansa.core.params import Params
 from hansa.core.predictor import Predictor
 from hansa.core.registry import register
-from hansa.core.stopping import go_on
 from hansa.matching.beta_bernoulli import LEAST, Process, match
 from hansa.matching.matched import LARGEST, WHOLE
+from hansa.numerics.objective import Objective
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, PartyError, RoundAborted
+from hansa.plumbing.stopping import go_on
 
 FEWEST = 5  # samples of a mean that a party sends: the mean of one sample is that sample
 PASSES = 100  # of Lloyd's algorithm

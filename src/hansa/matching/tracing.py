@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hansa.core.errors import ConfigError
 from hansa.models.chain import ACTIVATIONS, LastStep, LayerText
+from hansa.plumbing.errors import ConfigError
 
 Step = tuple[LayerText, tuple[str, ...]]  # a layer, and the names of its parameters
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.RMSNorm)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.entries import Nested, Shaped, optional, stated
-from hansa.core.errors import ConfigError
 from hansa.core.shapes import UpTo
 from hansa.matching.tracing import steps
 from hansa.models.chain import UNITS, LayerChain, LayerText, read_layer
+from hansa.plumbing.errors import ConfigError
 
 GATES = 4
 Size = int | UpTo

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from hansa.core.applies import Applies, Unless
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
 from hansa.metrics.metric import Metric, Takes, checked_counts, ratios
 from hansa.metrics.predictions import Predictions
+from hansa.plumbing.errors import ConfigError, DataError
 
 Average = Literal["auto", "binary", "macro"]
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import Entries, Several, Shaped, Sizes, extended
-from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.metric_ranges import MOST
-from hansa.core.norms import max_abs
 from hansa.core.op import Memory, Party, Payload, Replies, Reply, Shape
 from hansa.core.predictor import Evaluate, Predictor, predictor_entries
 from hansa.core.registry import build, register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.metrics.metric import FARTHEST, Metric, gap
 from hansa.metrics.predictions import Predictions
+from hansa.numerics.norms import max_abs
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
 
 TARGETS = "targets"  # the number of targets; a sample may have several
 MOST_METRICS, MOST_CLASSES = 64, 2**20

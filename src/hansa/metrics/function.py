@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError, HansaError, PartyError
-from hansa.core.functions import is_function, load_function
 from hansa.core.metric_ranges import MOST
 from hansa.core.registry import read_values, register
 from hansa.metrics.metric import Combines, Metric, Takes, ratio
 from hansa.metrics.predictions import Predictions
+from hansa.plumbing.errors import ConfigError, DataError, HansaError, PartyError
+from hansa.plumbing.functions import is_function, load_function
 
 MAIN = "__main__"
 

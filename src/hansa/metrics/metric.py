@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from hansa.core.applies import Applies, If
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.metric_ranges import Range
 from hansa.core.registry import Part
 from hansa.metrics.predictions import Predictions
+from hansa.plumbing.errors import ConfigError, DataError
 
 Takes = Literal["any", "classes", "scores", "probabilities", "numbers"]  # what a model must give
 Combines = Literal["exact", "binned", "mean"]

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError
 from hansa.core.registry import register
 from hansa.metrics.metric import FARTHEST, Metric, Takes, checked_counts, ratio, ratios
 from hansa.metrics.predictions import Predictions
+from hansa.plumbing.errors import DataError
 
 ROUNDING = 1e-13  # relative error of the difference of two sums, below which targets count as constant
 FAR = 1e6  # mean square of targets, in their variances, beyond which they are counted about their mean

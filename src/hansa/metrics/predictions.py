@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.losses import Loss, aligned, like_outputs, named_loss
+from hansa.numerics.losses import Loss, aligned, like_outputs, named_loss
 
 Kind = Literal["classes", "numbers", "other"]  # what a model predicts; "other": only a loss of the user's own fits
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import register
 from hansa.metrics.metric import Combines, Metric, Takes, checked_counts, ratios
 from hansa.metrics.predictions import Predictions
+from hansa.plumbing.errors import ConfigError, DataError
 
 FINE = 100.0  # logits below 1 / FINE are counted in even steps, those above in steps that grow with them
 EDGE = 15.0  # of the grid: the logit 16,345

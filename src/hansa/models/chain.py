@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.models.model import Model
+from hansa.plumbing.errors import ConfigError
 
 DEEPEST = 1000  # layers
 WIDEST = 2**31  # units of a layer

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.models.model import Model, check_positive
+from hansa.plumbing.errors import ConfigError
 
 DEEPEST = 100  # layers
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part
+from hansa.plumbing.errors import ConfigError
 
 
 class Model(Part):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.models.model import Model, check_positive
+from hansa.plumbing.errors import ConfigError
 
 DEEPEST = 1202  # layers of the deepest network that He et al. 2016 trained
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hansa.core.errors import RuntimeFailure
+from hansa.plumbing.errors import RuntimeFailure
 
 HELD = 256
 _held: deque[int] = deque()  # file descriptors of bound sockets

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from hansa.artifacts.run_folder import beside, write_json
-from hansa.core import codec
-from hansa.core.errors import ConfigError, DataError
 from hansa.experiment.config import Experiment
 from hansa.experiment.deployed import own_samples, replaced
 from hansa.net.aggregator.federation import FederationFolder
@@ -26,6 +24,8 @@ from hansa.net.transport.names import valid_name
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.wire import Blob, Order, pack
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError
 
 T = TypeVar("T")
 ENDED = ("finished", "failed", "stopped")

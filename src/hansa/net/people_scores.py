@@ -17,10 +17,10 @@ from torch import Tensor
 
 from hansa.artifacts.saved_model import SavedModel, load
 from hansa.core.columns import asked_people
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import to_config
 from hansa.experiment.config import Experiment, parse
 from hansa.net.operator import Operator
+from hansa.plumbing.errors import ConfigError, DataError
 
 MOST = 5000  # people per ask: an order has a limited size
 KEPT = ("seed", "deadline", "min_cohort")  # settings of the run that the ask has in common with the finished job

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from hansa.core.budget import Release, merged
-from hansa.core.errors import ConfigError
 from hansa.kernel.renyi import MUCH, Conversion, renyi_epsilon
+from hansa.plumbing.errors import ConfigError
 
 Method = Literal["rdp", "pld"]
 

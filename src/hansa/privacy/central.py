@@ -14,12 +14,12 @@ import torch
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.applies import Applies, If
 from hansa.core.budget import check_delta
-from hansa.core.errors import ConfigError
-from hansa.core.norms import max_abs
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper, unwrap
 from hansa.core.registry import Part, register
 from hansa.kernel.clipped_sums import exact_contribution
 from hansa.kernel.grid import Grid
+from hansa.numerics.norms import max_abs
+from hansa.plumbing.errors import ConfigError
 from hansa.secure.channel import Channel
 from hansa.select import Selector
 from hansa.transforms import Transform

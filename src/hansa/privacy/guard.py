@@ -15,11 +15,11 @@ from torch import Tensor
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.budget import Release, check_delta, finite, merged
-from hansa.core.errors import AlgorithmError, ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Shape
 from hansa.core.shapes import largest_shape
 from hansa.kernel.grid import MOST_NOISE, Grid
+from hansa.plumbing.errors import AlgorithmError, ConfigError, RoundAborted
 from hansa.privacy.central import UNCLIPPED, CentralDP, Contribution, RunSettings
 from hansa.secure.channel import Channel
 from hansa.secure.encoding import FixedPoint

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hansa.core.errors import DataError
 from hansa.core.round_record import without_numbers
+from hansa.plumbing.errors import DataError
 
 NAMED, REASONS, LETTERS = 5, 5, 400  # limits of a sentence: parties per reason, reasons, characters per reason
 LOWER = "lower algorithm.local.lr"

@@ -7,7 +7,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.report.diagnosis import problem
 from hansa.report.party_metrics import FIRST
 

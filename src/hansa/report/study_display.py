@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hansa.core.errors import ConfigError
 from hansa.metrics.measures import OVER_PARTIES, measure_of, written
 from hansa.metrics.statistics import Difference, Estimate, Ranking
+from hansa.plumbing.errors import ConfigError
 from hansa.report.display import human_bytes
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hansa.core.errors import HansaError
 from hansa.metrics import statistics
 from hansa.metrics.measures import measure_of, reaches_beyond
 from hansa.metrics.names import higher_is_better, single_numbers
 from hansa.metrics.statistics import Estimate
+from hansa.plumbing.errors import HansaError
 from hansa.report.html import Sheet, TableCell
 from hansa.report.study_display import StudyDisplay
 from hansa.report.study_findings import Names

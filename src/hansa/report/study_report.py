@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from hansa.artifacts.run_folder import RunFolder, write_atomic
-from hansa.core.errors import HansaError
 from hansa.metrics.names import MEMBERSHIP, higher_is_better
+from hansa.plumbing.errors import HansaError
 from hansa.report import attack_plots, markdown, party_grid, study_metrics, toml
 from hansa.report import study_plots as plots
 from hansa.report import study_tables as sheets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 if TYPE_CHECKING:
     from hansa.run.result import Result

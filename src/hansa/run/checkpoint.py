@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from hansa.core import codec
 from hansa.core.algorithm import State
-from hansa.core.errors import ConfigError
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError
 from hansa.select import SelectorState
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Party, Payload, like
+from hansa.holdings.gateway import SampleGateway
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError
 from hansa.run.hooks import CurrentRound, RoundHook
 from hansa.transforms import Transform
 from hansa.transforms.downlink import model_vector, packed_form, with_vector

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hansa.core.algorithm import Algorithm, State
-from hansa.core.errors import ConfigError
 from hansa.core.task import Known
 from hansa.drift import Course, Detector, Watch
 from hansa.experiment.settings import Run
 from hansa.metrics.names import FORGETTING
+from hansa.plumbing.errors import ConfigError
 from hansa.run.checkpoint import Progress
 from hansa.run.evaluation import Evaluation
 from hansa.run.hooks import CurrentRound, RoundHook

@@ -13,23 +13,23 @@ import torch
 
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.ask import Gathered, Reduced
-from hansa.core.determinism import threads
-from hansa.core.errors import AlgorithmError, ConfigError, DataError, RoundAborted, nearest
 from hansa.core.federation import Federation
-from hansa.core.losses import auc
-from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Payload
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import build, lookup
 from hansa.core.runtime import Abort, Attend, Request
-from hansa.core.stored_rows import column_of
 from hansa.core.task import Known, Pair, PartyShards
 from hansa.core.trusted import Trusted
+from hansa.holdings.stored_rows import column_of
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.function import functions, loaded
 from hansa.metrics.metric import HOW, Metric
 from hansa.metrics.names import MEMBERSHIP
 from hansa.metrics.predictions import Predictions
+from hansa.numerics.losses import auc
+from hansa.numerics.objective import Objective
+from hansa.plumbing.determinism import threads
+from hansa.plumbing.errors import AlgorithmError, ConfigError, DataError, RoundAborted, nearest
 from hansa.run import party_fields
 from hansa.run.exchanges import Exchanges
 

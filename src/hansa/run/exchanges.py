@@ -8,12 +8,12 @@ from typing import Any
 
 from hansa.core.ask import VERBS
 from hansa.core.driver import drive
-from hansa.core.errors import RoundAborted
 from hansa.core.federation import Federation, SumProtocol
 from hansa.core.round_record import Record
 from hansa.core.runtime import Abort, Commit, Open, Request
 from hansa.core.task import Known
 from hansa.experiment.settings import Run
+from hansa.plumbing.errors import RoundAborted
 from hansa.report.diagnosis import grouped
 from hansa.run import party_fields
 

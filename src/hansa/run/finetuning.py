@@ -10,13 +10,13 @@ from typing import Any
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.ask import Gathered
 from hansa.core.delivery import Deliver
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Payload
 from hansa.core.other_model import OtherModel
 from hansa.core.round_record import LISTED
 from hansa.core.runtime import Abort, Request
 from hansa.local.finetune import FineTune, FineTuning
+from hansa.plumbing.errors import ConfigError, RoundAborted
 from hansa.report.diagnosis import grouped
 from hansa.run.evaluation import Evaluation
 from hansa.run.exchanges import Exchanges

@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hansa.core import rng
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.ask import Gathered
 from hansa.core.budget import BUDGET_SPENT, finite
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation, SumProtocol
 from hansa.core.op import Op, Payload
-from hansa.core.replies import WEIGHT_CAP
 from hansa.core.round_record import LISTED, Record
 from hansa.core.runtime import Clock
 from hansa.core.task import Known
 from hansa.experiment.local_work import LocalWork
 from hansa.experiment.settings import Run
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError, RoundAborted
 from hansa.privacy.guard import Guard, PrivateSums
+from hansa.replies.replies import WEIGHT_CAP
 from hansa.run import party_fields
 from hansa.run.checkpoint import Progress
 from hansa.run.exchanges import Exchanges

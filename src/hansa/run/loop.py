@@ -11,23 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from hansa.core import codec
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.driver import drive
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import SumProtocol
-from hansa.core.objective import Objective
 from hansa.core.op import DataOp
 from hansa.core.registry import lookup
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
-from hansa.core.weights import Weighting, class_weights
 from hansa.data.class_weights import ClassWeighting
 from hansa.drift import Course
 from hansa.experiment.checks import check_finetuning, check_settings, check_transforms, check_weights, fitted
 from hansa.experiment.local_work import LocalWork
 from hansa.experiment.settings import Run
+from hansa.numerics.objective import Objective
+from hansa.numerics.weights import Weighting, class_weights
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, RoundAborted
 from hansa.privacy import Privacy
 from hansa.run import checkpoint, hooks
 from hansa.run.checkpoint import Progress, Records, Snapshots

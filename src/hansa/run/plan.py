@@ -13,13 +13,13 @@ import torch
 import hansa
 from hansa.adversary import Adversary
 from hansa.core.algorithm import Algorithm
-from hansa.core.determinism import card
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, check_name, fill, from_config, to_config
 from hansa.core.task import Holdings
-from hansa.core.weights import class_weights
 from hansa.drift import Drift
 from hansa.experiment.settings import Run
+from hansa.numerics.weights import class_weights
+from hansa.plumbing.determinism import card
+from hansa.plumbing.errors import ConfigError
 from hansa.privacy import Privacy
 from hansa.sim.engine import ReferenceEngine
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hansa.artifacts.saved_model import SavedModel
-from hansa.core.errors import ConfigError, DataError
 from hansa.data.feature_blocks import WantedFeatures, feature_blocks
+from hansa.plumbing.errors import ConfigError, DataError
 
 Columns = dict[str, Any]  # arrays or lists by column name, one entry per row
 Write = Callable[[Columns], None]

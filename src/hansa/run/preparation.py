@@ -8,11 +8,11 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import DataOp
 from hansa.core.runtime import Abort, Attend, Request
 from hansa.data.prepare import Preparation
+from hansa.plumbing.errors import ConfigError, RoundAborted
 from hansa.report.diagnosis import grouped
 from hansa.run import party_fields
 from hansa.run.exchanges import Exchanges

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 
 from hansa.artifacts import saved_model
 from hansa.artifacts.run_folder import METRICS, PERSONAL, RunFolder, write_atomic
-from hansa.core import codec
 from hansa.core.algorithm import PeopleScores, State
 from hansa.core.ask import op_config
 from hansa.core.columns import asked_people
-from hansa.core.determinism import deterministic, threads
-from hansa.core.errors import ConfigError, DataError, RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.objective import Objective
 from hansa.core.other_model import OtherModel
 from hansa.core.predictor import Predictor
 from hansa.core.registry import build, to_config
 from hansa.core.runtime import complete
 from hansa.data.apply_table import TablePlan
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.plumbing.determinism import deterministic, threads
+from hansa.plumbing.errors import ConfigError, DataError, RoundAborted
 from hansa.report.diagnosis import check_trained
 from hansa.report.display import LATEST, Displayed, totals
 from hansa.run.loop import Training

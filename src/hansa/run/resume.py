@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hansa.artifacts.run_folder import SUMMARY, RunFolder
-from hansa.core.errors import ConfigError
 from hansa.experiment.config import Experiment, parse
+from hansa.plumbing.errors import ConfigError
 from hansa.report.progress import Watch
 from hansa.run.result import Result
 from hansa.run.simulate import simulate

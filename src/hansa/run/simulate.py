@@ -14,10 +14,7 @@ import torch
 from hansa.adversary import Adversary, Band, adversaries
 from hansa.artifacts.run_folder import RunFolder
 from hansa.core.algorithm import Algorithm
-from hansa.core.determinism import deterministic, threads
-from hansa.core.errors import ConfigError
 from hansa.core.federation import SumProtocol
-from hansa.core.objective import Objective
 from hansa.core.registry import fill
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
@@ -27,6 +24,9 @@ from hansa.experiment.checks import NO_ATTACKS, check_augmented, check_data, che
 from hansa.experiment.settings import Run
 from hansa.experiment.sources import code_of
 from hansa.local.solver import LocalSolver
+from hansa.numerics.objective import Objective
+from hansa.plumbing.determinism import deterministic, threads
+from hansa.plumbing.errors import ConfigError
 from hansa.privacy import Privacy, spent
 from hansa.privacy import privacy as privacy_of
 from hansa.report.diagnosis import problem

@@ -7,10 +7,7 @@ import functools
 from typing import Any
 
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError
 from hansa.core.federation import SumProtocol
-from hansa.core.functions import double
-from hansa.core.objective import Objective
 from hansa.core.registry import Part
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
@@ -19,6 +16,9 @@ from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.table_tasks import coded_task, column_count
 from hansa.experiment.checks import check_groups
 from hansa.experiment.settings import Run
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError
+from hansa.plumbing.functions import double
 from hansa.privacy import Privacy
 from hansa.run.exchanges import Exchanges
 from hansa.run.preparation import PreparationLearner, PreparedTable

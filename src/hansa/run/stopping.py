@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hansa.core.algorithm import Algorithm, State
-from hansa.core.errors import ConfigError
-from hansa.core.objective import Objective
 from hansa.core.task import Known
 from hansa.experiment.settings import Run
 from hansa.metrics.names import higher_is_better
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError
 from hansa.privacy.guard import Guard
 from hansa.run.checkpoint import Progress
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hansa.artifacts import saved_model
 from hansa.artifacts.run_folder import EXPERIMENT, MODEL, SERVING, SUMMARY, RunFolder, beside, read_json
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.report.diagnosis import check_trained
 from hansa.report.display import Displayed, totals
 

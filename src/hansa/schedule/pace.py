@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError
 
 ROUNDING = 1e-9  # relative difference of a loss between engines; a number this close to a whole one is taken as whole
 

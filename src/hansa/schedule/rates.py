@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
+from hansa.plumbing.errors import ConfigError
 
 
 class RateSchedule(Part):

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hansa.core.errors import DataError
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import DataError
+from hansa.plumbing.stopping import go_on
 from hansa.secure.big_integers import FixedBase, big, product
 from hansa.secure.byte_tensors import as_bytes, from_rows, to_rows
 from hansa.secure.primes import Stream, prime, small_product

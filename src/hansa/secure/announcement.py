@@ -20,10 +20,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hansa.core import codec
 from hansa.core.ask import Ask
-from hansa.core.errors import PartyError
 from hansa.core.op import Op, Payload
+from hansa.plumbing import codec
+from hansa.plumbing.errors import PartyError
 
 WORK = "work"  # the entry of a payload that sets the local work
 DIFFER = frozenset({WORK, "begin"})  # entries that an ask may have for single parties in a sum with signatures

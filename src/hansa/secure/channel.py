@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.errors import ConfigError, before_reading
 from hansa.core.federation import Federation
-from hansa.core.norms import max_abs
-from hansa.core.objective import Objective
 from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import Part
 from hansa.core.sample_bounds import Bounds, largest_entry
+from hansa.numerics.norms import max_abs
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, before_reading
 from hansa.secure.encoding import WIDEST, Encoding, FixedPoint, Numbers, SumLayout, WideFixedPoint, sum_width
 
 log = logging.getLogger("hansa")

@@ -6,7 +6,7 @@ compute them, one for each job that needs one. In the main thread (a simulation)
 called directly.
 
 The child runs the functions of `FUNCTIONS` and no others. Arguments and results travel as trees of tensors and plain
-values (`core.codec`), so nothing that is read can run code. The child ends with its standard input, so that it does not
+values (`codec`), so nothing that is read can run code. The child ends with its standard input, so that it does not
 outlive the aggregator, however that ended.
 """
 
@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import codec, errors
-from hansa.core.child import protected_output
-from hansa.core.errors import DataError, HansaError, RuntimeFailure
+from hansa.plumbing import codec, errors
+from hansa.plumbing.child import protected_output
+from hansa.plumbing.errors import DataError, HansaError, RuntimeFailure
 from hansa.secure.byte_tensors import as_bytes, as_tensor
 from hansa.secure.paillier import PublicKey
 from hansa.secure.threshold import Dealing
@@ -112,7 +112,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _class(error: HansaError) -> str:
-    """The name of the nearest class of an error that `core.errors` has."""
+    """The name of the nearest class of an error that `plumbing.errors` has."""
     name: str = next(cls.__name__ for cls in type(error).__mro__ if getattr(errors, cls.__name__, None) is cls)
     return name
 

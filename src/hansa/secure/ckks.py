@@ -21,15 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, extended, stated
-from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
 from hansa.secure import child_process, payloads
 from hansa.secure.byte_tensors import as_bytes, as_tensor
 from hansa.secure.channel import CURIOUS, Encoded

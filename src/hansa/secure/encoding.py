@@ -30,13 +30,13 @@ import numpy as np
 import torch
 
 from hansa.core.ask import Reduced, unsummable
-from hansa.core.errors import ConfigError, OutOfRange, RoundAborted
 from hansa.core.metric_ranges import RANGES
 from hansa.core.op import Op, Payload, Reply, open_tensors
 from hansa.core.sample_bounds import unbounded
 from hansa.core.shapes import largest_shape
 from hansa.kernel.discrete_gaussian import discrete_gaussian
 from hansa.kernel.secret_draws import secret_uniform
+from hansa.plumbing.errors import ConfigError, OutOfRange, RoundAborted
 
 WIDEST = 64  # bits of a sum, sign included
 LARGEST, SMALLEST = 2.0**141, 2.0**-118  # the largest absolute value of sums without a bound, and their step

@@ -12,9 +12,9 @@ import numpy as np
 
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Gathered
-from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload, Reply
+from hansa.plumbing.errors import ConfigError, DataError, HansaError, PartyError, RoundAborted
 from hansa.secure.channel import Channel
 
 log = logging.getLogger("hansa")

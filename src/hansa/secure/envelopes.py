@@ -6,7 +6,7 @@ replaces them by keys of its own reads everything.
 
 from __future__ import annotations
 
-from hansa.core.errors import PartyError
+from hansa.plumbing.errors import PartyError
 from hansa.secure import key_agreement
 from hansa.secure.key_agreement import public, usable
 

@@ -22,8 +22,8 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 
-from hansa.core.errors import DataError, PartyError
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import DataError, PartyError
+from hansa.plumbing.stopping import go_on
 
 PRIME = int(
     "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74020BBEA63B139B22514A08798E3404DD"

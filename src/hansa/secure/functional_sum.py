@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, Nested, Number, Several, extended, stated
-from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.secure import child_process, envelopes, payloads
 from hansa.secure import functional as scheme
 from hansa.secure.byte_tensors import as_bytes, as_tensor, from_rows, to_rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hansa.core.errors import RoundAborted
+from hansa.plumbing.errors import RoundAborted
 from hansa.secure import graph, key_agreement, ring, shamir
 from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.masking_terms import CHECK, Terms, own_mask, pair_mask, seed_check, share_check

@@ -38,9 +38,9 @@ from torch import Tensor
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.registry import register
+from hansa.plumbing.errors import ConfigError, RoundAborted
 from hansa.secure import announcement, graph, ring
 from hansa.secure.byte_tensors import as_bytes
 from hansa.secure.channel import CURIOUS, LYING, Channel

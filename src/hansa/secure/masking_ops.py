@@ -37,9 +37,9 @@ import numpy as np
 import torch
 
 from hansa.core.entries import Entries, FreeForm, Nested, extended, optional, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.plumbing.errors import PartyError
 from hansa.secure import announcement, graph, key_agreement, payloads, ring, session, shamir, signatures, sum_memory
 from hansa.secure.byte_tensors import as_tensor, split, to_table
 from hansa.secure.channel import Encoded

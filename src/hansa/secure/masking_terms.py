@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.op import Party
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.secure import key_agreement
 
 CHECK = 32  # bytes of a commitment

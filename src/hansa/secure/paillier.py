@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from hansa.core.errors import DataError
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import DataError
+from hansa.plumbing.stopping import go_on
 from hansa.secure.big_integers import FixedBase, power
 from hansa.secure.byte_tensors import as_bytes, from_rows, to_rows
 from hansa.secure.encoding import Numbers

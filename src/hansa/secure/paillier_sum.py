@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, extended, stated
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.secure import child_process, payloads
 from hansa.secure.channel import CURIOUS, Encoded
 from hansa.secure.encrypted_channel import (

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import BYTES, WHOLE, Shaped, Text
-from hansa.core.errors import PartyError
 from hansa.core.op import Party, Payload
+from hansa.plumbing.errors import PartyError
 from hansa.secure.byte_tensors import as_bytes, split
 
 SESSION = 100  # characters of a session's name

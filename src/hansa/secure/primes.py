@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hansa.core.stopping import go_on
+from hansa.plumbing.stopping import go_on
 
 SIEVE = 2**18  # candidates are tested for factors below this number
 SPAN = 2**15  # candidates that are sieved from one random start

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hansa.core.errors import PartyError
+from hansa.plumbing.errors import PartyError
 from hansa.secure.encoding import Numbers
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hansa.core.stopping import go_on
+from hansa.plumbing.stopping import go_on
 
 CHUNK = 2**18  # bytes of a mask that are generated at a time: they stay in the cache until they are added
 _ZEROS = bytes(CHUNK)

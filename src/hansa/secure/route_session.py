@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from hansa.core import codec
 from hansa.core.entries import Entries, Sizes, extended
-from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.post import LARGEST, NONCE, Parcel, Post, Restarted
 from hansa.core.registry import register
 from hansa.core.relay import message_size
-from hansa.core.reply_checks import message_fault
 from hansa.core.route_op import Message, without_route
 from hansa.core.session_op import Receive, Send, SessionOp
-from hansa.core.stopping import go_on
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError, PartyError
+from hansa.plumbing.stopping import go_on
+from hansa.replies.reply_checks import message_fault
 from hansa.secure import envelopes, key_agreement
 from hansa.secure.routing import HEADER, PREFIX, TALKING, RouteEnd, holds_tensors, peers_of, route_of, split_memory
 

@@ -32,15 +32,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.ask import op_config
 from hansa.core.entries import Entries, Flag, Nested, Number, Several, Sizes, extended, stated
-from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import register
 from hansa.core.relay import ACCEPTED, CODES, UNLIKE, UNSEALED, UNTRUSTED, message_size
-from hansa.core.reply_checks import message_fault
 from hansa.core.route_op import ROUTE, Message, Receiving, RouteOp, without_route
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError, PartyError
+from hansa.replies.reply_checks import message_fault
 from hansa.secure import envelopes, key_agreement, payloads, session, signatures
 from hansa.secure.byte_tensors import as_bytes, as_tensor, to_table
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from hansa.core.errors import PartyError
 from hansa.core.op import Party
+from hansa.plumbing.errors import PartyError
 from hansa.secure import key_agreement
 
 

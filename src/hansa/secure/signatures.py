@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 
-from hansa.core.errors import PartyError
 from hansa.core.op import Party
+from hansa.plumbing.errors import PartyError
 
 SIGNATURE, KEY = 64, 32  # bytes
 CERTIFICATE = 2048  # bytes of a certificate on the wire, padded

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory
+from hansa.plumbing.errors import PartyError
 from hansa.secure.byte_tensors import as_bytes, split
 
 PREFIX = "secure."

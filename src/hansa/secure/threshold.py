@@ -38,8 +38,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hansa.core.errors import DataError
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import DataError
+from hansa.plumbing.stopping import go_on
 from hansa.secure.big_integers import power, product_of_powers
 from hansa.secure.byte_tensors import from_rows, to_rows
 from hansa.secure.paillier import Ciphertext, PublicKey, check_bits

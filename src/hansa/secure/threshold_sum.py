@@ -17,15 +17,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, Nested, extended, optional, stated
-from hansa.core.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.secure import child_process, envelopes, payloads
 from hansa.secure.byte_tensors import as_bytes, as_tensor, from_rows, to_rows, to_table
 from hansa.secure.channel import CURIOUS

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hansa.core.errors import DataError
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import DataError
+from hansa.plumbing.stopping import go_on
 from hansa.secure.additive import AdditivePublicKey
 from hansa.secure.big_integers import big
 from hansa.secure.encoding import Numbers

@@ -14,11 +14,11 @@ from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.applies import Applies, If
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.norms import l2_norm
 from hansa.core.op import unwrap
 from hansa.core.registry import register
+from hansa.numerics.norms import l2_norm
+from hansa.plumbing.errors import ConfigError
 from hansa.select.selector import Ids, Selector, SelectorState, ids, trained_model_only
 
 DIGITS = 6  # of a score: engines agree to more digits, so they select the same parties

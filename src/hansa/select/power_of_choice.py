@@ -9,16 +9,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from hansa.core import rng
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.applies import Applies, If
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, Sizes
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Predictor, check_prediction, predictor_entries
 from hansa.core.registry import build, register
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError
 from hansa.select.selector import Ids, Selector, SelectorState, trained_model_only
 from hansa.select.weighted import ask_sizes, draw, drawable
 

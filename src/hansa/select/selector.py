@@ -10,9 +10,9 @@ import numpy as np
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import Part
+from hansa.plumbing.errors import ConfigError
 
 SelectorState = dict[str, Any]  # a selector's state between rounds: tensors and plain values, checkpointed with the run
 Ids = np.ndarray[Any, Any]

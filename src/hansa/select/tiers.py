@@ -12,12 +12,12 @@ import torch
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.applies import Applies, If, Unless
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import field_types, register
 from hansa.local import SGD, LocalSolver
+from hansa.plumbing.errors import ConfigError
 from hansa.select.selector import Ids, Selector, SelectorState, ids, trained_model_only, uniformly
 
 RANDOM = (0.7, 0.1, 0.1, 0.05, 0.05)  # the policy `random` of the paper, fastest tier first

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hansa.core.algorithm import State
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ConstantRate, RateSchedule
 from hansa.server.optimiser import ServerOptimizer, check_positive, check_share
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hansa.core.algorithm import State
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
 from hansa.fusion.update import Update
+from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ConstantRate, RateSchedule
 
 

@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hansa.core import rng
-from hansa.core.determinism import unfilled_like
-from hansa.core.errors import HansaError
-from hansa.core.norms import row_norms
-from hansa.core.objective import Objective, kept_generator
 from hansa.local.solver import Batch
 from hansa.local.step_rule import StepRule
+from hansa.numerics import rng
+from hansa.numerics.norms import row_norms
+from hansa.numerics.objective import Objective, kept_generator
+from hansa.plumbing.determinism import unfilled_like
+from hansa.plumbing.errors import HansaError
 
 _RELU: frozenset[Any] = frozenset([torch.relu, F.relu, Tensor.relu, torch.relu_, Tensor.relu_])
 # Elementwise functions. Any other function might mix rows, and so parties.

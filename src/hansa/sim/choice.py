@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from hansa.core.errors import ConfigError
-from hansa.core.forking import check_fork, fork_obstacle
+from hansa.plumbing.errors import ConfigError
+from hansa.plumbing.forking import check_fork, fork_obstacle
 from hansa.sim.engine import EngineInputs, ReferenceEngine
 from hansa.sim.stacked import StackedEngine, cores, heavy
 from hansa.sim.trial import faster_apart

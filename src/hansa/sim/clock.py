@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hansa.core import rng
 from hansa.core.ask import Ask
 from hansa.core.op import Op, unwrap
 from hansa.core.relay import session_bytes
-from hansa.core.replies import expected_size
 from hansa.core.route_op import RouteOp
 from hansa.core.runtime import Plan
 from hansa.core.session_op import SessionOp
 from hansa.core.task import PartyShards
 from hansa.local.solver import LocalSolver
+from hansa.numerics import rng
+from hansa.replies.replies import expected_size
 from hansa.sim.devices import Devices
 from hansa.sim.distributions import Array, Constant, keys_of
 

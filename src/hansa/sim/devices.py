@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError
 from hansa.sim.distributions import Array, Constant, Distribution, keys_of
 from hansa.sim.relays import Relays
 

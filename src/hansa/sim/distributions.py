@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, register
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
 

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from hansa.core.determinism import threads
-from hansa.core.errors import HansaError, PartyError
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, perform
-from hansa.core.placed import PlacedReply
 from hansa.core.registry import Part
-from hansa.core.reply_checks import Rules
 from hansa.core.task import Holdings
+from hansa.numerics.objective import Objective
+from hansa.plumbing.determinism import threads
+from hansa.plumbing.errors import HansaError, PartyError
+from hansa.replies.placed import PlacedReply
+from hansa.replies.reply_checks import Rules
 from hansa.sim.run_size import RunSize
 
 Outcome = tuple[Reply, Memory] | str
@@ -62,9 +62,9 @@ class Block:
 
 @dataclass
 class SummedBlock:
-    """The partial sum of several parties' replies (`core.partial_sums.ReplySum`), and their new memories.
+    """The partial sum of several parties' replies (`replies.partial_sums.ReplySum`), and their new memories.
 
-    `bytes` is the size of the single replies (`core.replies.reply_size`), which the simulated parties send.
+    `bytes` is the size of the single replies (`replies.replies.reply_size`), which the simulated parties send.
     """
 
     parties: list[int]

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hansa.core import rng
 from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.numerics import rng
 from hansa.sim.compiling import compiled
 from hansa.sim.engine import Block
 from hansa.sim.rewrite import Rewritten

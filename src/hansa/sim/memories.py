@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import AlgorithmError, DataError
 from hansa.core.op import Memory
+from hansa.plumbing.errors import AlgorithmError, DataError
 
 ALIGN = 64
 CHUNK = 2**25  # bytes that are packed, or moved to a new log, at a time

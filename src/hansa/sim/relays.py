@@ -1,7 +1,7 @@
 """A tree of relays in the simulation: sums pass from level to level, and every level adds its latency.
 
 Hierarchical aggregation: a relay sends the sum of its replies and of their weights, never a mean. With exact sums any
-tree gives the bits of the flat federation. Replies that cannot be summed (`core.partial_sums.unsuitable`) are passed on
+tree gives the bits of the flat federation. Replies that cannot be summed (`partial_sums.unsuitable`) are passed on
 one by one, as a deployed relay does.
 """
 
@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hansa.core.ask import Ask
-from hansa.core.errors import ConfigError
 from hansa.core.op import Replies, Reply
-from hansa.core.partial_sums import PartialSum, ReplySum, obstacle, unsuitable
-from hansa.core.placed import PlacedReply
 from hansa.core.registry import Part, register
-from hansa.core.replies import OutcomesOrSums, reply_size
-from hansa.core.reply_checks import Rules, received
+from hansa.plumbing.errors import ConfigError
+from hansa.replies.partial_sums import PartialSum, ReplySum, obstacle, unsuitable
+from hansa.replies.placed import PlacedReply
+from hansa.replies.replies import OutcomesOrSums, reply_size
+from hansa.replies.reply_checks import Rules, received
 from hansa.sim.distributions import Array
 
 Path = tuple[int, ...]  # the relays between the root and a party, the one next to the root first

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hansa.core.objective import Objective
 from hansa.core.task import Holdings
 from hansa.local.solver import LocalSolver
+from hansa.numerics.objective import Objective
 
 STEP_SECONDS, FLOPS = 3e-4, 5e10  # rough fixed cost of a step, and speed of a core
 

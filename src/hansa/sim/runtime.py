@@ -14,18 +14,18 @@ from hansa.core.answering import report_spent
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket
 from hansa.core.budget import Accountant, Spending
 from hansa.core.columns import ColumnHoldings
-from hansa.core.determinism import threads
-from hansa.core.errors import AlgorithmError, PartyError
 from hansa.core.op import DataOp, Memory, Op, PackingOp, Payload, Replies, Reply
-from hansa.core.partial_sums import PartialSum, unsuitable
-from hansa.core.placed import PlacedReply
 from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, conversation, relay, session_bytes, weightless
-from hansa.core.replies import Outcomes, OutcomesOrSums, arrive, combine, reply_size
-from hansa.core.reply_checks import Rules, message_fault, opener
 from hansa.core.round_record import Record
 from hansa.core.route_op import ROUTE, Inbox, Message, Outbox, RouteOp
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, Tickets, complete, shortened
 from hansa.core.session_op import Continue, SessionOp, converse
+from hansa.plumbing.determinism import threads
+from hansa.plumbing.errors import AlgorithmError, PartyError
+from hansa.replies.partial_sums import PartialSum, unsuitable
+from hansa.replies.placed import PlacedReply
+from hansa.replies.replies import Outcomes, OutcomesOrSums, arrive, combine, reply_size
+from hansa.replies.reply_checks import Rules, message_fault, opener
 from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, SummedBlock, named
 from hansa.sim.memories import Memories
 from hansa.sim.relays import Relays, through_relays

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import rng
 from hansa.core.task import PartyShards
 from hansa.local.solver import LocalSolver
+from hansa.numerics import rng
 
 
 class Shape:

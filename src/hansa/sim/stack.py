@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hansa.core import rng
 from hansa.core.op import Payload, Replies
 from hansa.local.solver import Batch, Carry, Context, LocalSolver, step_noise
 from hansa.local.step_rule import ClipRule, StepRule
+from hansa.numerics import rng
 from hansa.sim.chain import Chain
 from hansa.sim.engine import Block, PartyWork
 from hansa.sim.schedule import BatchSchedule, regular, schedule, shares

@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hansa.core import rng
-from hansa.core.determinism import threads
-from hansa.core.errors import HansaError, PartyError
-from hansa.core.objective import Objective
 from hansa.core.op import Around, Op, Replies, Wrapper, completed, unwrap
 from hansa.core.predictor import Evaluate
 from hansa.core.sums import BLOCK
 from hansa.core.task import Holdings
 from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.plumbing.determinism import threads
+from hansa.plumbing.errors import HansaError, PartyError
 from hansa.sim import gpu
 from hansa.sim.chain import Chain, chain_of, elsewhere
 from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, first_line, named

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Reply
 from hansa.core.runtime import Flight
+from hansa.plumbing.errors import PartyError
 from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
 
 

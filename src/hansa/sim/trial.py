@@ -11,8 +11,8 @@ import time
 import numpy as np
 import torch
 
-from hansa.core.errors import HansaError
 from hansa.local.sgd import SGD
+from hansa.plumbing.errors import HansaError
 from hansa.sim.engine import first_line
 from hansa.sim.gpu import Program, plain_state, recorded
 from hansa.sim.run_size import RunSize

@@ -6,7 +6,7 @@ first cohort trains, and again if the data changed since. Tensors go through one
 per party; the rest of a message goes through a pipe. The parent writes to a worker only while the worker reads, so
 neither side can block the other. A worker has no open file but its pipe, so it ends whenever the parent ends.
 
-If this process must not fork any more (`core.forking`), because it has computed a gradient beside a GPU meanwhile, the
+If this process must not fork any more (`forking`), because it has computed a gradient beside a GPU meanwhile, the
 inner engine goes on in this process, with the same bits.
 """
 
@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.ask import op_config, op_of
-from hansa.core.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure
-from hansa.core.forking import fork_obstacle, hide_gpus
 from hansa.core.op import Memory, Op, Payload, Replies, Reply, unwrap
 from hansa.core.shapes import is_open, largest_shape
 from hansa.local.solver import LocalSolver
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure
+from hansa.plumbing.forking import fork_obstacle, hide_gpus
 from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, first_line
 from hansa.sim.stacked import ROOM, StackedEngine, cores
 

@@ -18,9 +18,9 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from hansa.classical.inference import Coefficient, coefficients
 from hansa.core.algorithm import Algorithm
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import build
 from hansa.core.task import Task
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.report.diagnosis import without_effect
 from hansa.run.result import Result
 from hansa.run.simulate import simulate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hansa.core.lazy import exports
+from hansa.plumbing.lazy import exports
 
 if TYPE_CHECKING:
     from hansa.metrics.measures import MEASURES, TO_TARGET, Measure

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 import hansa
-from hansa.core.errors import ConfigError, HansaError, UnsuitedError
-from hansa.core.functions import reference_of
 from hansa.core.registry import Part, from_config, to_config
 from hansa.experiment.config import Experiment, parse
+from hansa.plumbing.errors import ConfigError, HansaError, UnsuitedError
+from hansa.plumbing.functions import reference_of
 from hansa.run.plan import NUMERICS
 from hansa.study.inputs import inputs
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from hansa.core.errors import HansaError
-from hansa.core.functions import is_function, load_function, reference_of
 from hansa.core.registry import Part, from_config
 from hansa.experiment import sources
 from hansa.experiment.config import Experiment
 from hansa.experiment.sources import MAIN, digest, module_digests
 from hansa.metrics.function import functions
+from hansa.plumbing.errors import HansaError
+from hansa.plumbing.functions import is_function, load_function, reference_of
 
 SIMPLE = (bool, int, float, complex, str, bytes, tuple, type(None))
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from hansa.artifacts.run_folder import LOCK, SUMMARY, read_json
-from hansa.core import disk
-from hansa.core.child import ChildProcess
-from hansa.core.errors import ConfigError
 from hansa.experiment.config import Experiment
+from hansa.plumbing import disk
+from hansa.plumbing.child import ChildProcess
+from hansa.plumbing.errors import ConfigError
 from hansa.study.worker import Loader, run_one, sentence
 
 LOG = "workers.log"

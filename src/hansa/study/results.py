@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hansa.artifacts.run_folder import SUMMARY, RunFolder, read_json, write_json
-from hansa.core.errors import ConfigError, nearest
 from hansa.metrics import statistics
 from hansa.metrics.measures import MEASURES, OVER_PARTIES, TO_TARGET, measure_of, over_parties, reaches_beyond
 from hansa.metrics.names import higher_is_better
 from hansa.metrics.statistics import Difference, Estimate, Ranking
+from hansa.plumbing.errors import ConfigError, nearest
 from hansa.report.diagnosis import diverged, without_effect
 from hansa.report.study_display import Axis, StudyDisplay
 from hansa.study.cell import Cell

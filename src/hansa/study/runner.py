@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, field_default, field_types, nest, to_config
 from hansa.core.task import Task
 from hansa.experiment.sources import MAIN
+from hansa.plumbing.errors import ConfigError
 from hansa.report.progress import in_notebook
 from hansa.study.cell import Cell
 from hansa.study.inputs import modules_of

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from hansa.adversary import named
-from hansa.core.errors import ConfigError, UnsuitedError, nearest
-from hansa.core.functions import REFERENCE, searching
 from hansa.core.registry import from_config, lookup, nest, registered, to_config
 from hansa.experiment.baselines import BASELINES, KEPT, POOLED, baseline
 from hansa.experiment.config import TABLES, UNSET, VALUES, merge, read_toml, unset
 from hansa.experiment.settings import measured
+from hansa.plumbing.errors import ConfigError, UnsuitedError, nearest
+from hansa.plumbing.functions import REFERENCE, searching
 from hansa.study.cell import Cell
 from hansa.track.tracker import Tracker, trackers
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from hansa.artifacts.run_folder import EXPERIMENT
-from hansa.core.child import ParentConnection
-from hansa.core.determinism import threads
-from hansa.core.errors import HansaError
 from hansa.data.dataset import Data
 from hansa.experiment.config import Experiment, parse
 from hansa.experiment.tasks import load_data
+from hansa.plumbing.child import ParentConnection
+from hansa.plumbing.determinism import threads
+from hansa.plumbing.errors import HansaError
 from hansa.run.simulate import simulate
 
 INTERVAL = 0.2  # minimum seconds between two progress messages of a run

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from hansa.core import codec
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.ask import Ask, op_config, op_of
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.forking import fork_obstacle
-from hansa.core.journal import Journal
-from hansa.core.objective import Objective
 from hansa.core.registry import from_config, to_config
 from hansa.core.runtime import Request
 from hansa.experiment.config import Experiment
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.plumbing.forking import fork_obstacle
+from hansa.replies.journal import Journal
 from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.run.simulate import simulate

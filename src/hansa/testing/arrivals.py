@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hansa.core.ask import Ask
-from hansa.core.determinism import deterministic, threads
-from hansa.core.objective import Objective
 from hansa.core.runtime import Plan, complete
 from hansa.experiment.config import Experiment
+from hansa.numerics.objective import Objective
+from hansa.plumbing.determinism import deterministic, threads
 from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.sim.engine import ReferenceEngine

@@ -16,14 +16,14 @@ from torch import nn
 
 from hansa.algorithms import FedAvg, Scaffold
 from hansa.core.algorithm import Algorithm
-from hansa.core.determinism import deterministic, threads
-from hansa.core.objective import Objective
 from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import from_config, to_config
-from hansa.core.stored_rows import whole
 from hansa.core.task import Task
+from hansa.holdings.stored_rows import whole
 from hansa.local import SGD, Controlled
+from hansa.numerics.objective import Objective
+from hansa.plumbing.determinism import deterministic, threads
 from hansa.run.result import Result
 from hansa.sim.engine import Engine, EngineInputs, Outcome, PartyWork, ReferenceEngine
 from hansa.testing.experiments import close, experiment_for, published, same_bits, simulated

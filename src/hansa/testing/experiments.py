@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.algorithm import Algorithm
 from hansa.core.registry import to_config
 from hansa.experiment.config import Experiment, parse
 from hansa.experiment.tasks import load_data
+from hansa.plumbing import codec
 from hansa.run.result import Result
 from hansa.run.simulate import simulate
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core import codec
-from hansa.core.errors import HansaError
 from hansa.core.registry import from_config, to_config
-from hansa.core.rows import FileRows, MappedRows, Rows
 from hansa.fusion.fusion import Fused, Fusion
+from hansa.numerics.rows import FileRows, MappedRows, Rows
+from hansa.plumbing import codec
+from hansa.plumbing.errors import HansaError
 
 PARTIES, DIM = 11, 300
 TOLERANCE = 1e-9

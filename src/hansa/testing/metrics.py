@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core import codec
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import from_config, to_config
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.metric import Metric
 from hansa.metrics.predictions import Predictions
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError
 
 SAMPLES = 240
 TOLERANCE = 1e-9

@@ -14,12 +14,12 @@ import torch
 
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, Ticket
-from hansa.core.determinism import deterministic, threads
-from hansa.core.objective import Objective
 from hansa.core.op import Op, Payload, Replies, Reply, Shape, UpTo
-from hansa.core.replies import Outcomes
 from hansa.core.route_op import RouteOp
 from hansa.core.runtime import complete
+from hansa.numerics.objective import Objective
+from hansa.plumbing.determinism import deterministic, threads
+from hansa.replies.replies import Outcomes
 from hansa.run.loop import Training
 from hansa.run.result import Result
 from hansa.sim.engine import ReferenceEngine

@@ -14,16 +14,16 @@ from typing import Any, BinaryIO
 
 import torch
 
-from hansa.core import codec
 from hansa.core.answering import answer
 from hansa.core.ask import op_of
 from hansa.core.budget import Accountant, Spending
-from hansa.core.determinism import set_deterministic
-from hansa.core.errors import HansaError, PartyError
-from hansa.core.objective import Objective
 from hansa.core.op import DataOp, Memory, Party, Reply
 from hansa.experiment.config import parse
 from hansa.net.party.post import PostOffice
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.plumbing.determinism import set_deterministic
+from hansa.plumbing.errors import HansaError, PartyError
 from hansa.privacy import spent as accountant
 from hansa.secure.byte_tensors import as_bytes, as_tensor
 from hansa.testing.processes import EXCHANGE, LIMIT

@@ -13,11 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.algorithm import State
-from hansa.core.determinism import deterministic
-from hansa.core.journal import Journal
-from hansa.core.objective import Objective
 from hansa.core.registry import from_config
 from hansa.core.runtime import complete_async
 from hansa.experiment.config import Experiment, parse
@@ -25,6 +21,10 @@ from hansa.experiment.tasks import divide, load_data, set_aside
 from hansa.net.aggregator.federation import init
 from hansa.net.local import all_run, free_port, processes
 from hansa.net.operator import Operator
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.plumbing.determinism import deterministic
+from hansa.replies.journal import Journal
 from hansa.run.loop import Training
 from hansa.testing.experiments import COLUMN_TREE, PARTIES, TREE
 from hansa.testing.processes import ProcessRuntime

@@ -12,14 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hansa.core import codec
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket
-from hansa.core.errors import AlgorithmError, DataError, ReplayError, RuntimeFailure
-from hansa.core.journal import Journal
 from hansa.core.op import Reply
 from hansa.core.relay import SEND, SESSION, conversation, relay, session_bytes
-from hansa.core.replies import arrive, combine
-from hansa.core.reply_checks import Rules
 from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import (
     Abort,
@@ -37,6 +32,11 @@ from hansa.core.runtime import (
 from hansa.core.session_op import SessionOp
 from hansa.net.aggregator.sessions import Mailboxes
 from hansa.net.transport.wire import SessionCall, pack, unpack
+from hansa.plumbing import codec
+from hansa.plumbing.errors import AlgorithmError, DataError, ReplayError, RuntimeFailure
+from hansa.replies.journal import Journal
+from hansa.replies.replies import arrive, combine
+from hansa.replies.reply_checks import Rules
 from hansa.secure.byte_tensors import as_bytes, as_tensor
 
 LIMIT = 1 << 32  # most bytes of a message

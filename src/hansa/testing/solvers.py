@@ -15,14 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hansa.core import codec, rng
-from hansa.core.objective import Objective
 from hansa.core.op import Memory
 from hansa.core.registry import from_config, to_config
 from hansa.core.shapes import fits
-from hansa.core.stored_rows import whole
 from hansa.core.task import Holdings, Task
+from hansa.holdings.stored_rows import whole
 from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
 from hansa.sim.engine import PartyWork, ReferenceEngine
 from hansa.sim.stacked import StackedEngine
 

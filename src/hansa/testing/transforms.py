@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from hansa.algorithms import FedAvg
-from hansa.core import codec
-from hansa.core.gateway import SampleGateway
-from hansa.core.objective import Objective
 from hansa.core.op import Memory, Op, PackingOp, Party, Reply, Shape, like
 from hansa.core.registry import from_config, to_config
-from hansa.core.reply_checks import Rules, message_fault, received
 from hansa.core.shapes import is_open
+from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD, Controlled
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec
+from hansa.replies.reply_checks import Rules, message_fault, received
 from hansa.testing.algorithms import check_engines, check_network, check_processes, check_replay
 from hansa.testing.pools import NetworkPool, PartyPool
 from hansa.transforms import Transform

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError
 from hansa.topology.graph import Graph, Ids, check_edges
 from hansa.topology.topology import Topology
 

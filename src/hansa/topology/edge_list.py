@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hansa.core.errors import ConfigError, nearest
-from hansa.core.functions import experiment_folder
 from hansa.core.registry import register
+from hansa.plumbing.errors import ConfigError, nearest
+from hansa.plumbing.functions import experiment_folder
 from hansa.topology.graph import Graph, check_edges
 from hansa.topology.topology import Topology
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 MOST_EDGES = 50_000_000  # a graph with more of them takes several GB
 Ids = np.ndarray[Any, np.dtype[np.int64]]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
+from hansa.plumbing.errors import ConfigError
 from hansa.topology.graph import Graph, check_edges
 from hansa.topology.topology import Topology
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part
+from hansa.plumbing.errors import ConfigError
 from hansa.topology.graph import Graph
 
 

@@ -7,8 +7,8 @@ import os
 import threading
 import time
 
-from hansa.core.child import ParentConnection
 from hansa.core.registry import from_config
+from hansa.plumbing.child import ParentConnection
 from hansa.track.sinks import LocalSink, Undelivered
 
 BUSY_SECONDS = 0.1  # of processor time between two reports that the process is busy

@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hansa.core.errors import ConfigError, HansaError
 from hansa.core.registry import register
+from hansa.plumbing.errors import ConfigError, HansaError
 from hansa.track.tracker import Line, Log, RunInfo, Say, Tracker, draw_partition, numbers, params, tags
 
 DATABASE = "runs/mlflow.db"

@@ -12,8 +12,8 @@ import numpy as np
 
 import hansa
 from hansa.artifacts.saved_model import SavedModel
-from hansa.core.errors import ConfigError
-from hansa.core.functions import reference_of
+from hansa.plumbing.errors import ConfigError
+from hansa.plumbing.functions import reference_of
 
 VERSION = hansa.__version__
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hansa.artifacts.run_folder import SUMMARY, RunFolder, read_json
-from hansa.core import disk
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.registry import to_config
+from hansa.plumbing import disk
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.track.delivery import Delivery
 from hansa.track.tracker import Line, RunInfo, Tracker, trackers
 

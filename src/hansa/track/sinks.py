@@ -11,8 +11,8 @@ import re
 import time
 from typing import Any
 
-from hansa.core.child import ChildEnded, ChildProcess
 from hansa.core.registry import to_config
+from hansa.plumbing.child import ChildEnded, ChildProcess
 from hansa.track.tracker import Log, RunInfo, Say, Tracker
 
 REPLY_SECONDS = 180.0  # a process that sends nothing for this long is replaced

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import Part, from_config, lookup
+from hansa.plumbing.errors import ConfigError
 
 Say = Callable[[str], None]
 Line = dict[str, Any]

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.core.op import Party, Shape
 from hansa.core.registry import Part, read_nameless, register
 from hansa.core.shapes import largest_shape
+from hansa.plumbing.errors import ConfigError
 from hansa.transforms.identity import IdentityTransform
 from hansa.transforms.transform import Kept, Layers, RowTransform, Transform, memory_entries, recalled
 

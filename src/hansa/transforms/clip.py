@@ -11,10 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
-from hansa.core.norms import l2_norm, max_abs
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.registry import register
+from hansa.numerics.norms import l2_norm, max_abs
+from hansa.plumbing.errors import ConfigError
 from hansa.transforms.transform import Kept, Transform
 
 ROUNDING = 1e-12  # relative rounding error of a float64 length, with a margin

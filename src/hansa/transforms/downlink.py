@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError
 from hansa.core.op import Payload
 from hansa.core.registry import from_config, to_config
-from hansa.core.reply_checks import message_fault
+from hansa.plumbing.errors import DataError
+from hansa.replies.reply_checks import message_fault
 from hansa.transforms.transform import Transform
 
 

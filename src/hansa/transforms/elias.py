@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hansa.core.errors import DataError
+from hansa.plumbing.errors import DataError
 
 Array = np.ndarray[Any, Any]
 

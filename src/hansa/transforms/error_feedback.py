@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError
 from hansa.core.op import Party, Shape
 from hansa.core.registry import register
+from hansa.plumbing.errors import ConfigError
 from hansa.transforms.top_k import TopK, read_places
 from hansa.transforms.transform import Kept, Layers, RowTransform, Transform
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Party, Shape
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.transforms.rounding import wide
 from hansa.transforms.transform import Kept, RowTransform, keys
 

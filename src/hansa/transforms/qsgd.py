@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError
 from hansa.core.op import Party, Shape
 from hansa.core.registry import register
 from hansa.core.shapes import UpTo, largest_shape
+from hansa.plumbing.errors import DataError
 from hansa.transforms import elias
 from hansa.transforms.rounding import (
     by_bucket,

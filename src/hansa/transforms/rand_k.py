@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core import rng
 from hansa.core.applies import Applies, If
 from hansa.core.op import Party, Shape
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
+from hansa.numerics import rng
 from hansa.transforms.sparsifier import Sparsifier
 from hansa.transforms.transform import Kept, Transform, keys
 

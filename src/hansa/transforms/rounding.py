@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError, DataError
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError, DataError
 
 PIECE = 2**16  # columns that are handled at once, small enough for the cache of a CPU
 ROOM = 2**18  # numbers that are handled at once

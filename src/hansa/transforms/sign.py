@@ -10,10 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError
 from hansa.core.op import Party, Shape
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
+from hansa.plumbing.errors import DataError
 from hansa.transforms.rounding import by_bucket, ordered_sum, pack_bits, packed_length, unpack_bits, wide
 from hansa.transforms.transform import Kept, RowTransform
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from hansa.core.applies import Applies, Unless
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.transforms.transform import Layers, RowTransform, Transform
 
 

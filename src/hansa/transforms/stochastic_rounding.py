@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Party, Shape
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.transforms.rounding import (
     by_bucket,
     check_quantiser,

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError
 from hansa.core.op import Party, Shape
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
+from hansa.plumbing.errors import DataError
 from hansa.transforms.rounding import pack_bits, unpack_bits
 from hansa.transforms.sparsifier import Sparsifier
 from hansa.transforms.transform import Kept

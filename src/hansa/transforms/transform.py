@@ -14,11 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.errors import ConfigError
 from hansa.core.op import Memory, Op, PackingOp, Party, Payload, Replies, Reply, Shape, like, unwrap
 from hansa.core.registry import Part, register
 from hansa.core.shapes import is_open
+from hansa.numerics import rng
+from hansa.plumbing.errors import ConfigError
 
 Kept = Tensor | dict[str, Tensor] | None  # what a party remembers of one vector
 Layers = Sequence[tuple[str, int]]  # the names of a model's parameters and their lengths, in the order of the vector
@@ -109,7 +109,7 @@ class RowTransform(Transform):
 
 
 def keys(parties: Sequence[Party], name: str) -> Tensor:
-    """One key per party for random numbers (`core.rng`) about the vector `name` of this round."""
+    """One key per party for random numbers (`numerics.rng`) about the vector `name` of this round."""
     bases = {(party.seed, party.round): rng.key(party.seed, f"transform {name}", party.round) for party in parties}
     return torch.tensor([rng.folded(bases[party.seed, party.round], party.id) for party in parties])
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from hansa.core.child import ParentConnection
+from hansa.plumbing.child import ParentConnection
 from hansa.ui.folder import RunFolderSource
 from hansa.ui.page import BODY, Page, is_malformed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hansa
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 from hansa.ui.events import LONGEST, Line, Look, shown
 
 METRICS, EXPERIMENT, REPORT = "metrics.jsonl", "experiment.json", "report.html"  # as `hansa.run` names them

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hansa.core.child import ChildEnded, ChildProcess
-from hansa.core.errors import ConfigError
+from hansa.plumbing.child import ChildEnded, ChildProcess
+from hansa.plumbing.errors import ConfigError
 
 START_SECONDS = 30.0  # in which the page must listen
 END_SECONDS = 5.0  # in which it must end

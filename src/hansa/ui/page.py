@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from hansa.core.errors import HansaError
+from hansa.plumbing.errors import HansaError
 from hansa.ui.events import EventStream, Source
 
 log = logging.getLogger("hansa.ui")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.stopping import go_on
+from hansa.plumbing.stopping import go_on
 
 BITS = 1024  # of a filter; a power of 2 up to 2^16
 MOST_HASHES = 32  # places per pair of characters: a hash has 64 bytes, and a place takes two

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal
 
 from hansa.core.algorithm import Algorithm, PeopleScores, Problem, State
 from hansa.core.declared_ops import OpenOp
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
 from hansa.core.registry import Part
 from hansa.core.session_op import SessionOp
+from hansa.plumbing.errors import ConfigError
 from hansa.vertical import psi_group
 from hansa.vertical.psi import ALIGNED, aligned
 from hansa.vertical.split_rows import same_people

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from hansa.classical.trees.bins import Bins
-from hansa.core.errors import DataError
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import DataError
+from hansa.plumbing.stopping import go_on
 from hansa.secure.additive import AdditivePrivateKey, AdditivePublicKey
 from hansa.secure.big_integers import big
 from hansa.secure.primes import Stream

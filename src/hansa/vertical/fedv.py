@@ -16,10 +16,10 @@ from torch import Tensor
 
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import OpenOp
-from hansa.core.errors import ConfigError, DataError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Payload
 from hansa.core.registry import register
+from hansa.plumbing.errors import ConfigError, DataError, RoundAborted
 from hansa.secure.byte_tensors import as_bytes, split
 from hansa.vertical import inner_products, psi_group
 from hansa.vertical.fedv_ops import (

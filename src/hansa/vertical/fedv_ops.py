@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.entries import WHOLE, Shaped, Sizes, stated
-from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError, PartyError
 from hansa.secure.byte_tensors import as_bytes, as_tensor, to_table
 from hansa.secure.encoding import Numbers
 from hansa.vertical import inner_products

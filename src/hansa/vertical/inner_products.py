@@ -20,8 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hansa.core.errors import DataError
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import DataError
+from hansa.plumbing.stopping import go_on
 from hansa.secure.byte_tensors import as_bytes, split
 from hansa.secure.encoding import Numbers
 from hansa.vertical.psi_group import ORDER, POINT, hashed, mapped, sodium

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal
 
 from hansa.core.algorithm import PeopleScores, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.federation import Federation
-from hansa.core.params import Params
 from hansa.core.registry import register
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, DataError
 from hansa.secure.additive import check_bits
 from hansa.vertical.column_model import ColumnModel, asked_people
 from hansa.vertical.linear_model import LinearRoles, Loss, Residual

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import rng
 from hansa.core.entries import FLOAT64, Several, Shaped, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload
-from hansa.core.stored_rows import whole
+from hansa.holdings.stored_rows import whole
+from hansa.numerics import rng
+from hansa.plumbing.errors import PartyError
 from hansa.secure.encoding import Numbers
 from hansa.vertical.split_ops import COUNT, PARTY, whole_numbers
 from hansa.vertical.split_ops import common_rows as common_rows

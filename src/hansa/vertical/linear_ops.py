@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import Sizes, stated
-from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
+from hansa.plumbing.errors import DataError, PartyError
 from hansa.secure.additive import SLACK as KEY_SLACK
 from hansa.secure.additive import AdditivePrivateKey, AdditivePublicKey, check_bits, prime_bits
 from hansa.secure.byte_tensors import as_bytes, from_rows, to_rows

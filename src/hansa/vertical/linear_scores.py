@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import Sizes, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
 from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
+from hansa.plumbing.errors import PartyError
 from hansa.secure.ring import add_mask
 from hansa.vertical.linear_model import (
     LINEAR_ROLES,

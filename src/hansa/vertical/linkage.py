@@ -19,11 +19,11 @@ from torch import Tensor
 
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import WHOLE, Shaped, Sizes, stated
-from hansa.core.errors import ConfigError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
+from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.secure.byte_tensors import as_bytes, as_tensor
 from hansa.vertical import bloom
 from hansa.vertical.psi import CommonPeople, arrived

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core import rng
-from hansa.core.errors import PartyError
-from hansa.core.functions import double
-from hansa.core.objective import Objective, count_numbers, one_tensor
 from hansa.core.op import Memory, Party, Shape, like
-from hansa.core.params import Params
-from hansa.core.reply_checks import all_finite
-from hansa.core.stored_rows import whole
+from hansa.holdings.stored_rows import whole
 from hansa.local import SGD, Adam
 from hansa.local.solver import Batch, Context
 from hansa.models.model import Model
+from hansa.numerics import rng
+from hansa.numerics.objective import Objective, count_numbers, one_tensor
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import PartyError
+from hansa.plumbing.functions import double
+from hansa.replies.reply_checks import all_finite
 
 PREFIX = "split/"  # of the names in a party's memory
 MOST_LOSS = 1e20  # of a batch

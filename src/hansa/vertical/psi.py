@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.ask import Routed
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError, DataError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Payload
-from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.core.route_op import RouteOp
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, DataError, RoundAborted
 from hansa.vertical.psi_ops import KINDS, PsiAlign, PsiAnswer, PsiAsk, PsiCount, PsiSize
 
 ALIGNED = (OpenOp("psi-size"), PsiAsk(), OpenOp("psi-answer"), OpenOp("psi-align"))  # the ops of `aligned`

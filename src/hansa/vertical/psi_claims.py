@@ -13,7 +13,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from hansa.core.errors import PartyError
+from hansa.plumbing.errors import PartyError
 from hansa.secure.byte_tensors import as_bytes, as_tensor, split, to_table
 from hansa.vertical.psi_group import POINT
 

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core.errors import ConfigError, PartyError
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.plumbing.stopping import go_on
 from hansa.secure.byte_tensors import as_bytes, as_tensor, split
 
 POINT = 32  # bytes of an encoded point

@@ -27,13 +27,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.entries import Number, Several, stated
-from hansa.core.errors import PartyError, before_reading
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
 from hansa.kernel.secret_draws import secret_uniform
+from hansa.plumbing import codec
+from hansa.plumbing.errors import PartyError, before_reading
 from hansa.secure.byte_tensors import as_bytes, as_tensor, split
 from hansa.vertical import psi_claims, psi_group
 from hansa.vertical.psi_claims import COMMITMENT, NONCE

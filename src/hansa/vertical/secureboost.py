@@ -13,13 +13,13 @@ from typing import ClassVar, Literal
 
 from hansa.classical.trees.bins import MOST_BINS
 from hansa.classical.trees.forest_ops import MOST_TREES
-from hansa.core import rng
 from hansa.core.algorithm import PeopleScores, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError, DataError, RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.params import Params
 from hansa.core.registry import register
+from hansa.numerics import rng
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, DataError, RoundAborted
 from hansa.secure.additive import check_bits
 from hansa.vertical.column_model import ColumnModel, asked_people
 from hansa.vertical.split_ops import Roles

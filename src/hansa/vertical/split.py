@@ -17,12 +17,12 @@ from typing import Any, Literal
 
 from hansa.core.algorithm import PeopleScores, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.models.dense import Logistic, TwoNN
 from hansa.models.model import Model
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError
 from hansa.vertical.column_model import ColumnModel, asked_people
 from hansa.vertical.split_ops import Roles, SplitTest, SplitTrain
 from hansa.vertical.split_scores import SplitScores

@@ -16,9 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from hansa.core import rng
 from hansa.core.entries import Number, Several, Sizes, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
 from hansa.core.registry import register
@@ -27,6 +25,8 @@ from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.kernel.secret_draws import secret_normal
 from hansa.models.dense import Logistic
 from hansa.models.model import Model
+from hansa.numerics import rng
+from hansa.plumbing.errors import PartyError
 from hansa.secure.byte_tensors import as_bytes
 from hansa.vertical.modules import DTYPES, Optimiser, Piece, added_loss, batch_sizes, fitted, numbers, typed_samples
 from hansa.vertical.psi_ops import ROWS, TEST_ROWS

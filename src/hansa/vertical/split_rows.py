@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import stated
-from hansa.core.errors import DataError, PartyError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
+from hansa.plumbing.errors import DataError, PartyError, RoundAborted
 from hansa.secure.byte_tensors import as_tensor
 from hansa.vertical.psi import People
 from hansa.vertical.psi_ops import ROWS, TEST_ROWS

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from hansa.core.columns import id_hash
 from hansa.core.entries import Flag, Several, Text, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.session_op import Receive, Send, Talk
 from hansa.models.dense import Logistic
 from hansa.models.model import Model
+from hansa.plumbing.errors import PartyError
 from hansa.vertical.modules import DTYPES, PREFIX
 from hansa.vertical.split_ops import PLACES, ROLES, Pieces, Roles, SplitForward
 

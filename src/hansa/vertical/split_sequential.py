@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.params import Params
 from hansa.core.registry import register
 from hansa.models.dense import Logistic, TwoNN
 from hansa.models.model import Model
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, RoundAborted
 from hansa.vertical.split import check_training
 from hansa.vertical.split_sequential_ops import SplitSize, SplitTurns, SplitTurnsTest, Turns
 

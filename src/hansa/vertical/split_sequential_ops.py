@@ -13,15 +13,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hansa.core import rng
 from hansa.core.entries import Several, Sizes, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
 from hansa.core.registry import register
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.models.dense import Logistic
 from hansa.models.model import Model
+from hansa.numerics import rng
+from hansa.plumbing.errors import PartyError
 from hansa.vertical.modules import (
     DTYPES,
     Optimiser,

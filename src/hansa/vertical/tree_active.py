@@ -14,10 +14,10 @@ from hansa.classical.trees.growth import Growth, Slots
 from hansa.classical.trees.histograms import TreeOp, histograms
 from hansa.classical.trees.splits import SplitRule
 from hansa.classical.trees.table import TreeArrays, TreeTable
-from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Memory, Party
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send
+from hansa.plumbing.errors import DataError, PartyError
 from hansa.secure.additive import AdditivePrivateKey
 from hansa.secure.primes import Stream
 from hansa.vertical.encrypted_bins import Layout, opened

@@ -15,10 +15,10 @@ from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
 from hansa.classical.trees.coded import coded
 from hansa.classical.trees.sketches import spread_cuts
 from hansa.core.entries import Sizes, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
-from hansa.core.stored_rows import whole
+from hansa.holdings.stored_rows import whole
+from hansa.plumbing.errors import PartyError
 from hansa.vertical.encrypted_bins import Layout
 from hansa.vertical.psi_ops import ROWS
 from hansa.vertical.split_ops import ROLES, Roles, common_rows

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from hansa.classical.trees.histograms import TreeOp
 from hansa.core.entries import Several, Sizes, stated
-from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Payload, Shape
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp
+from hansa.plumbing.errors import DataError, PartyError
 from hansa.secure.additive import capacity_of, check_bits
 from hansa.vertical.encrypted_bins import Fields
 from hansa.vertical.split_ops import PARTY, ROLES, Roles

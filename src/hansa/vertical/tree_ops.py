@@ -14,11 +14,11 @@ from hansa.classical.trees.forest_ops import MOST_TREES, ForestSums, bootstrap, 
 from hansa.classical.trees.histograms import GradientHistograms, targets
 from hansa.classical.trees.table import NAMES, TreeArrays
 from hansa.classical.trees.targets import mean_and_bound_of
-from hansa.core import rng
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.core.registry import register
 from hansa.core.session_op import Talk
+from hansa.numerics import rng
+from hansa.plumbing.errors import PartyError
 from hansa.vertical.psi_ops import ROWS
 from hansa.vertical.split_ops import Roles, common_rows
 from hansa.vertical.tree_active import Active, Grown

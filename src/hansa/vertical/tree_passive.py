@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.errors import DataError, PartyError
 from hansa.core.op import Memory, Party
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send
+from hansa.plumbing.errors import DataError, PartyError
 from hansa.secure.additive import AdditivePublicKey
 from hansa.secure.byte_tensors import as_tensor
 from hansa.secure.primes import Stream

@@ -19,12 +19,12 @@ from hansa.classical.trees.ensemble import scores_of
 from hansa.classical.trees.forest_ops import MOST_TREES
 from hansa.classical.trees.table import TreeArrays
 from hansa.core.entries import Sizes, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
 from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
+from hansa.plumbing.errors import PartyError
 from hansa.vertical.psi_ops import TEST_ROWS
 from hansa.vertical.split_ops import ROLES, Roles, common_rows
 from hansa.vertical.split_scores import HELD, PEOPLE, SCORED, SCORES, UNKNOWN, people_here

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import FLAGS, FLOAT64, WHOLE, Nested, Shaped
-from hansa.core.errors import PartyError
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import PartyError
+from hansa.plumbing.stopping import go_on
 
 Array = np.ndarray[Any, Any]
 BINS = Nested(entries={"points": Shaped(types=FLOAT64, shape=(None,)), "starts": Shaped(types=WHOLE, shape=(None,)),

@@ -20,17 +20,17 @@ from hansa.classical.trees.private import SIGMAS, PrivateHistograms
 from hansa.classical.trees.splits import SplitRule
 from hansa.classical.trees.table import TreeArrays, TreeTable
 from hansa.classical.trees.targets import mean_and_bound
-from hansa.core import rng
 from hansa.core.algorithm import Problem, State
 from hansa.core.applies import Applies, If
 from hansa.core.ask import Reduced
 from hansa.core.budget import Budget
 from hansa.core.class_counts import ClassCounts
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError
 from hansa.core.federation import Federation
-from hansa.core.params import Params
 from hansa.core.registry import register
+from hansa.numerics import rng
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError
 
 
 class _Stop(Exception):

@@ -15,11 +15,11 @@ from hansa.classical.domains import GRID, PIECES, REFINEMENTS, ValueProfile, val
 from hansa.classical.trees import sketches
 from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
 from hansa.core.entries import Shaped, Sizes, check_columns, stated
-from hansa.core.errors import DataError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
+from hansa.plumbing.errors import DataError, PartyError
 
 
 @register("category-counts")

@@ -21,12 +21,12 @@ from hansa.core.applies import Applies, If
 from hansa.core.ask import Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Number, Shaped, Sizes, Text, optional, stated
-from hansa.core.errors import ConfigError, PartyError, RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.objective import Objective
 from hansa.core.op import Payload
 from hansa.core.predictor import Predictor
 from hansa.core.registry import register
+from hansa.numerics.objective import Objective
+from hansa.plumbing.errors import ConfigError, PartyError, RoundAborted
 
 NUMBERS = 2**22  # of a reply: the sums of more nodes are asked for in turn
 BY_SUMS, BY_PARTY = ("quantiles", "extents", "public"), ("exact", "sketch", "pax")

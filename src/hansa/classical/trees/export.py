@@ -9,7 +9,7 @@ import numpy as np
 
 from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.table import TreeArrays
-from hansa.core.errors import DataError
+from hansa.plumbing.errors import DataError
 
 Array = np.ndarray[Any, Any]
 LARGEST = 1.7976931348623157e308  # as a threshold: all numbers go left, missing values alone go right

@@ -25,13 +25,13 @@ from hansa.classical.trees.gradients import HELD_BITS, unit_bits
 from hansa.classical.trees.growth import Growth
 from hansa.classical.trees.table import TreeArrays, TreeTable
 from hansa.classical.trees.targets import mean_and_bound
-from hansa.core import rng
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError, RoundAborted
 from hansa.core.federation import Federation
-from hansa.core.params import Params
 from hansa.core.registry import register
+from hansa.numerics import rng
+from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError, RoundAborted
 
 AnyForestSums = TypeVar("AnyForestSums", bound=ForestSums)
 

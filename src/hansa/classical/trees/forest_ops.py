@@ -18,12 +18,12 @@ from hansa.classical.trees.growth import Growth, Slots
 from hansa.classical.trees.histograms import POINTS, TreeOp, targets
 from hansa.classical.trees.splits import SplitRule
 from hansa.classical.trees.table import NAMES, TREES, TreeArrays, TreeTable
-from hansa.core import rng
 from hansa.core.entries import Sizes, check_size, stated
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
+from hansa.numerics import rng
+from hansa.plumbing.errors import PartyError
 
 Array = np.ndarray[Any, Any]
 MOST_TREES = 2**14

@@ -15,11 +15,11 @@ from hansa.classical.trees.bins import BINS, Bins
 from hansa.classical.trees.coded import Coded, coded
 from hansa.classical.trees.table import TREES, TreeArrays
 from hansa.core.entries import WHOLE, Entries, Number, Shaped, Sizes, check_size, extended, optional, stated
-from hansa.core.errors import NotAdmitted, PartyError
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample, rescaled
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import NotAdmitted, PartyError
+from hansa.plumbing.stopping import go_on
 
 Array = np.ndarray[Any, Any]
 MOST_SLOTS = 2**14  # nodes of an ask

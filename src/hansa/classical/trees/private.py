@@ -13,12 +13,12 @@ from torch import Tensor
 from hansa.classical.trees.histograms import GradientHistograms, widths_of
 from hansa.core.budget import Budget, Release
 from hansa.core.entries import extended
-from hansa.core.errors import PartyError
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.kernel.discrete_gaussian import SIGMAS as LARGEST
 from hansa.kernel.discrete_gaussian import discrete_gaussian
+from hansa.plumbing.errors import PartyError
 
 Array = np.ndarray[Any, Any]
 SIGMAS = (0.3, 1e3)

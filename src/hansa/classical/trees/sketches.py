@@ -22,10 +22,10 @@ import torch
 
 from hansa.classical.trees.bins import rows_of
 from hansa.core.entries import Number, Sizes, check_columns, stated
-from hansa.core.errors import DataError, PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
 from hansa.core.registry import register
+from hansa.plumbing.errors import DataError, PartyError
 
 Array = np.ndarray[Any, Any]
 FINEST, COARSEST = 1 / 1024, 1 / 2  # rank errors of PAX

@@ -11,8 +11,8 @@ import torch
 
 from hansa.classical.trees.bins import Bins
 from hansa.core.entries import BYTES, FLOAT64, INT32, Nested, Shaped
-from hansa.core.errors import PartyError
-from hansa.core.stopping import go_on
+from hansa.plumbing.errors import PartyError
+from hansa.plumbing.stopping import go_on
 
 Array = np.ndarray[Any, Any]
 MOST_DEPTH = 64

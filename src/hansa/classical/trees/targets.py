@@ -12,11 +12,11 @@ import torch
 from hansa.classical.trees.gradients import rounded
 from hansa.classical.trees.histograms import targets
 from hansa.core.entries import stated
-from hansa.core.errors import PartyError
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
+from hansa.plumbing.errors import PartyError
 
 Array = np.ndarray[Any, Any]
 LOWEST, HIGHEST = -100, 100  # powers of 2 that bound targets

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from hansa.core import disk
-from hansa.core.errors import ConfigError
 from hansa.net.aggregator.ledger import Ledger, LedgerError, Writer
 from hansa.net.transport.prometheus import Metrics
+from hansa.plumbing import disk
+from hansa.plumbing.errors import ConfigError
 from hansa.ui.page import BODY, Page
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"

@@ -6,9 +6,6 @@ import hmac
 import logging
 import tomllib
 
-from hansa.core import codec
-from hansa.core.errors import ConfigError
-from hansa.core.functions import only, reference_of
 from hansa.core.registry import from_config
 from hansa.experiment.config import parse
 from hansa.experiment.deployed import own_samples, replaced
@@ -19,6 +16,9 @@ from hansa.net.aggregator.order import NOT_LISTED
 from hansa.net.transport import keys
 from hansa.net.transport.names import valid_name
 from hansa.net.transport.wire import Blob, Order
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError
+from hansa.plumbing.functions import only, reference_of
 
 log = logging.getLogger("hansa.net")
 ADMIN = "admin's token"  # who submitted or stopped a job, as the log says it

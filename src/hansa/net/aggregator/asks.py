@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hansa.core.crash_points import reach
-from hansa.core.errors import DataError, HansaError, ReplayError
 from hansa.core.op import Reply
 from hansa.core.round_record import without_numbers
 from hansa.net.aggregator.blobs import Gap
@@ -26,6 +24,8 @@ from hansa.net.aggregator.registry import Denied
 from hansa.net.aggregator.round import Decision
 from hansa.net.audit.evidence import Notary, Statement, answer_kind
 from hansa.net.transport.wire import Answer, Receipt, Work, ask_name, pack, unpack
+from hansa.plumbing.crash_points import reach
+from hansa.plumbing.errors import DataError, HansaError, ReplayError
 
 WHERE = "job = ? AND round = ? AND phase = ? AND number = ?"
 

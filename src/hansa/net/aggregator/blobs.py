@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hansa.core import disk
-from hansa.core.crash_points import reach, steps
-from hansa.core.errors import DataError, HansaError
 from hansa.net.transport.wire import CHUNK
+from hansa.plumbing import disk
+from hansa.plumbing.crash_points import reach, steps
+from hansa.plumbing.errors import DataError, HansaError
 
 LARGE, AHEAD = 2**20, 4  # blobs of at least LARGE bytes are verified ahead of their use, AHEAD of them
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from hansa.core.crash_points import reach
 from hansa.net.aggregator.asks import WHERE, close_ask
 from hansa.net.aggregator.effects import Steps, Wait, Write
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import Key, QueuedAsk, TaskQueue
 from hansa.net.aggregator.round import Answered, Asking, Closed, Decision, Looked, Offer, Started, Withdraw
 from hansa.net.aggregator.sessions import Mailboxes
+from hansa.plumbing.crash_points import reach
 
 Offers = Callable[[Sequence[int]], list[tuple[int, QueuedAsk]]]
 

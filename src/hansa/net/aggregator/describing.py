@@ -10,17 +10,17 @@ from typing import Any
 from hansa.core.ask import Gathered
 from hansa.core.columns import ColumnLayout
 from hansa.core.driver import drive
-from hansa.core.errors import DataError, RoundAborted
 from hansa.core.federation import Federation
 from hansa.core.op import Payload
 from hansa.core.round_record import Record, without_numbers
 from hansa.core.runtime import Attend, Open, Request
-from hansa.core.table_layout import TableLayout
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.describe import COLUMNS, Describe, Description, agreed, agreed_columns
 from hansa.data.table import agreed_layout
 from hansa.experiment.config import Experiment
+from hansa.holdings.table_layout import TableLayout
 from hansa.net.aggregator.runtime import NetworkRuntime
+from hansa.plumbing.errors import DataError, RoundAborted
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hansa.core import disk
-from hansa.core.errors import ConfigError, nearest
 from hansa.core.registry import fill
 from hansa.net.aggregator.serve_settings import ADMIN, Serve
 from hansa.net.audit.evidence import Notary
@@ -22,6 +20,8 @@ from hansa.net.transport.client import https_url
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.names import check_distinct, valid_name
 from hansa.net.transport.tokens import Token, new_token
+from hansa.plumbing import disk
+from hansa.plumbing.errors import ConfigError, nearest
 from hansa.track.tracker import Tracker, trackers
 
 LOG_DAYS = 3650  # validity of the certificate of the log's key

@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 from aiohttp import web
 
-from hansa.core.errors import DataError, HansaError
 from hansa.net.aggregator.asks import Unasked
 from hansa.net.transport.http import CutOff, Refused, trouble
 from hansa.net.transport.limits import PIECE
+from hansa.plumbing.errors import DataError, HansaError
 
 SMALL = 2**16  # files up to this many bytes are cached in memory
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hansa.core import codec
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.functions import only
 from hansa.experiment.config import Experiment, parse
 from hansa.net.aggregator.federation import FederationFolder
 from hansa.net.aggregator.kept_replies import reading
 from hansa.net.aggregator.order import NOT_LISTED
 from hansa.net.transport.wire import Order, unpack
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError
+from hansa.plumbing.functions import only
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hansa.core.crash_points import reach
-from hansa.core.errors import DataError
 from hansa.net.aggregator.asks import (
     WHERE,
     Sent,
@@ -22,6 +20,8 @@ from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import Key, QueuedAsk, TaskQueue
 from hansa.net.aggregator.relayed import earlier_relayed, judged, read_relayed, store_relayed
 from hansa.net.transport.wire import LeafOutcome, Receipt
+from hansa.plumbing.crash_points import reach
+from hansa.plumbing.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -18,22 +18,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import hansa
-from hansa.core import codec, disk
 from hansa.core.algorithm import State
-from hansa.core.crash_points import reach
-from hansa.core.errors import ConfigError, DataError, HansaError, RoundAborted
-from hansa.core.functions import only
-from hansa.core.objective import Objective
 from hansa.core.party_models import task_models
-from hansa.core.public import split_public
 from hansa.core.registry import to_config
 from hansa.core.runtime import Abort, Attend, Request, complete
-from hansa.core.table_layout import TableLayout
 from hansa.core.task import Known, Task
 from hansa.data.apply_table import TablePlan
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.describe import Description
 from hansa.experiment.tasks import aggregator_samples, loss_and_classes, make_model, make_models, outputs_of
+from hansa.holdings.public import split_public
+from hansa.holdings.table_layout import TableLayout
 from hansa.net.aggregator.describing import DescribedData, describe
 from hansa.net.aggregator.job_records import JobRecords, fix_facts
 from hansa.net.aggregator.job_tracking import JobTracking
@@ -44,6 +39,11 @@ from hansa.net.aggregator.order import NOT_LISTED, check_order
 from hansa.net.aggregator.runtime import NetworkRuntime, Stopped
 from hansa.net.transport.manifest import encode_manifest
 from hansa.net.transport.wire import Order
+from hansa.numerics.objective import Objective
+from hansa.plumbing import codec, disk
+from hansa.plumbing.crash_points import reach
+from hansa.plumbing.errors import ConfigError, DataError, HansaError, RoundAborted
+from hansa.plumbing.functions import only
 from hansa.report.diagnosis import grouped, rejected_rounds
 from hansa.run.exchanges import Exchanges
 from hansa.run.loop import Training

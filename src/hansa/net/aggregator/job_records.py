@@ -11,17 +11,17 @@ from typing import Any
 
 import msgspec
 
-from hansa.core import codec
 from hansa.core.algorithm import Algorithm, State
-from hansa.core.crash_points import reach
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.params import short
 from hansa.net.aggregator.asks import WHERE
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.ledger import Ledger, Writer
 from hansa.net.aggregator.queue import Key
 from hansa.net.aggregator.runtime import NetworkRuntime
 from hansa.net.audit.evidence import model_digest, state_digests
+from hansa.numerics.params import short
+from hansa.plumbing import codec
+from hansa.plumbing.crash_points import reach
+from hansa.plumbing.errors import ConfigError, DataError
 
 REASON = 200  # most characters of a reason in the log: why a party is not in a round, or a round is empty
 ACTIVE = "status IN ('waiting', 'running', 'stopping')"

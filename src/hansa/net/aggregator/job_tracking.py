@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hansa.core import disk
+from hansa.plumbing import disk
 from hansa.run.result import Result
 from hansa.track.tracker import Tracker
 

@@ -13,9 +13,6 @@ from typing import Any
 import torch
 
 import hansa
-from hansa.core.crash_points import reach
-from hansa.core.determinism import set_deterministic
-from hansa.core.errors import ConfigError, HansaError
 from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.job import PAUSE, STOPPED, Job
 from hansa.net.aggregator.job_records import ACTIVE, discard, needed_blobs
@@ -28,6 +25,9 @@ from hansa.net.aggregator.round import Decision
 from hansa.net.transport.names import valid_name
 from hansa.net.transport.prometheus import Metrics
 from hansa.net.transport.wire import Order, pack, unpack
+from hansa.plumbing.crash_points import reach
+from hansa.plumbing.determinism import set_deterministic
+from hansa.plumbing.errors import ConfigError, HansaError
 from hansa.run.plan import NUMERICS
 
 log = logging.getLogger("hansa.net")

@@ -18,14 +18,14 @@ from urllib.parse import quote
 
 from torch import Tensor
 
-from hansa.core import codec, disk
 from hansa.core.ask import Ask, op_config, op_of
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Op, Payload, Reply
-from hansa.core.reply_checks import Rules, opener, received
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.effects import Do, Steps, Write
 from hansa.net.aggregator.ledger import Ledger, Writer
+from hansa.plumbing import codec, disk
+from hansa.plumbing.errors import ConfigError, DataError
+from hansa.replies.reply_checks import Rules, opener, received
 
 log = logging.getLogger("hansa.net")
 FULL = "replies no longer kept"  # the log's event

@@ -25,12 +25,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hansa.core import disk
-from hansa.core.crash_points import reach, steps
-from hansa.core.errors import ConfigError, HansaError
 from hansa.net.aggregator import schema
 from hansa.net.audit import merkle
 from hansa.net.audit.evidence import ENTRY, Head, Notary, canonical, entry_line, head_line
+from hansa.plumbing import disk
+from hansa.plumbing.crash_points import reach, steps
+from hansa.plumbing.errors import ConfigError, HansaError
 
 T = TypeVar("T")
 Rows = list[sqlite3.Row]

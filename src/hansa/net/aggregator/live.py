@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import hansa
-from hansa.core.errors import DataError, HansaError
 from hansa.core.round_record import without_numbers
 from hansa.experiment.settings import Run
 from hansa.net.aggregator.asks import WHERE
@@ -26,6 +25,7 @@ from hansa.net.aggregator.runtime import AskProgress, NetworkRuntime
 from hansa.net.audit.entries import Fault
 from hansa.net.audit.verify import Audit, Report
 from hansa.net.transport.wire import Order, printable, unpack
+from hansa.plumbing.errors import DataError, HansaError
 from hansa.ui.events import LONGEST, Line, Look, shown
 
 JOBS = 12  # jobs that are shown: the active ones, then the newest

@@ -8,12 +8,12 @@ from typing import Any
 
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.errors import ConfigError
-from hansa.core.params import Params, ParamSpec
 from hansa.core.registry import Part, field_types, lookup, to_config
 from hansa.experiment.config import Experiment
 from hansa.experiment.settings import Run
 from hansa.net.transport.manifest import AllowedOp, Manifest, Range
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 KINDS = ("op", "local", "transform")  # what a message may name
 ALWAYS = ("describe", "deliver")  # the ops before the first and after the last round of every job

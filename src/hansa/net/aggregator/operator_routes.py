@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from hansa.core.errors import ConfigError
 from hansa.net.aggregator.asks import whole
 from hansa.net.aggregator.blobs import Gap
 from hansa.net.aggregator.files import served
@@ -18,6 +17,7 @@ from hansa.net.aggregator.ledger import LINES, log_lines
 from hansa.net.aggregator.routes import Call, Endpoints, Route, owner
 from hansa.net.transport.http import Refused
 from hansa.net.transport.wire import CHUNK, Order, unpack
+from hansa.plumbing.errors import ConfigError
 
 ORDER = 2**18  # most bytes of an order: its tables may take much more memory than its bytes
 PAGE = 2**23  # a page of the exported log ends after the entry that reaches this many bytes

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from hansa.core.algorithm import Algorithm, Problem
-from hansa.core.errors import ConfigError
-from hansa.core.functions import only, reference_of
-from hansa.core.params import Params, ParamSpec
 from hansa.core.task import Known
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.experiment.checks import check_relays, check_settings
@@ -15,6 +12,9 @@ from hansa.experiment.config import Experiment, parse
 from hansa.experiment.local_work import LocalWork
 from hansa.metrics.function import functions as metric_functions
 from hansa.net.transport.wire import Order
+from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
+from hansa.plumbing.functions import only, reference_of
 
 NOT_LISTED = "is not among serve.functions of federation.toml"
 

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from hansa.core.errors import DataError
 from hansa.core.runtime import complete_async
 from hansa.net.aggregator.asks import Sent, Unasked, named_ask, unoffered, unoffered_to, whole
 from hansa.net.aggregator.attesting import EvidenceCommand
@@ -42,6 +41,7 @@ from hansa.net.transport.wire import (
     printable,
     unpack,
 )
+from hansa.plumbing.errors import DataError
 
 log = logging.getLogger("hansa.net")
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from aiohttp import web
 
-from hansa.core import disk
-from hansa.core.errors import ConfigError
 from hansa.net.aggregator.admin import Admin
 from hansa.net.aggregator.admin_control import AdminControl
 from hansa.net.aggregator.blobs import Blobs
@@ -31,6 +29,8 @@ from hansa.net.transport.listener import Listener
 from hansa.net.transport.process import end_on_signal, log_to_stderr, return_freed_memory, run_loop
 from hansa.net.transport.prometheus import Metrics
 from hansa.net.transport.tls import server_context
+from hansa.plumbing import disk
+from hansa.plumbing.errors import ConfigError
 from hansa.ui.page import Page
 
 log = logging.getLogger("hansa.net")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hansa.core.ask import Ask
-from hansa.core.reply_checks import Rules
 from hansa.net.aggregator.sessions import Mailboxes
 from hansa.net.transport.wire import Answer, Work
+from hansa.replies.reply_checks import Rules
 
 Key = tuple[str, int, str, int]  # of an ask: job, round, phase, number
 Check = Callable[[Path, Answer], str | None]  # why an answer's blob must be rejected, or None

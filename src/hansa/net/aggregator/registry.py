@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from hansa.core.errors import ConfigError, HansaError, nearest
 from hansa.net.aggregator.federation import FederationFolder
 from hansa.net.aggregator.ledger import Ledger, Writer
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.names import check_distinct, valid_name
 from hansa.net.transport.tokens import Token, new_token, secret_digest
+from hansa.plumbing.errors import ConfigError, HansaError, nearest
 
 DAYS = 90  # validity of a party's certificate
 TOKEN_DAYS = 30  # validity of a token

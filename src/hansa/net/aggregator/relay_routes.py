@@ -8,8 +8,6 @@ from typing import Any
 
 from aiohttp import web
 
-from hansa.core.errors import DataError
-from hansa.core.reply_checks import Rules
 from hansa.net.aggregator.asks import Unasked, named_ask, unoffered_to
 from hansa.net.aggregator.queue import Key, QueuedAsk
 from hansa.net.aggregator.registry import Denied
@@ -17,6 +15,8 @@ from hansa.net.aggregator.routes import Call, Endpoints, packed
 from hansa.net.transport.admission import until_disconnect
 from hansa.net.transport.pacing import jittered, pacing_headers, poll_seconds
 from hansa.net.transport.wire import CHUNK, LeafWork, RelayOrders, RelayPoll, RelayWork, ask_name, unpack
+from hansa.plumbing.errors import DataError
+from hansa.replies.reply_checks import Rules
 
 SPARE = 0.8  # share of the time until a deadline in which a relay must answer; the rest is for its own answer
 PER_LEAF = 4400  # bytes of a relay's answer per party, beside its reply: its outcome, with a reason

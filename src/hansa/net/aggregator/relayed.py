@@ -2,7 +2,7 @@
 
 A relay answers for the parties behind it (hierarchical aggregation; it sends sums, never means). Its blob has the
 outcome at each party, with the hash of the statement that the party signed, and either the partial sum of the replies
-(`core.partial_sums`) or the replies themselves. The aggregator stores one row per party, in one transaction, so every
+(`partial_sums`) or the replies themselves. The aggregator stores one row per party, in one transaction, so every
 later step treats these parties as any others.
 """
 
@@ -16,12 +16,7 @@ from typing import Any
 
 import msgspec
 
-from hansa.core import codec
-from hansa.core.crash_points import reach
-from hansa.core.errors import DataError
 from hansa.core.op import Reply
-from hansa.core.partial_sums import PartialSum, partial_fault
-from hansa.core.reply_checks import received
 from hansa.core.round_record import without_numbers
 from hansa.core.sums import StoredReply
 from hansa.net.aggregator.asks import WHERE, Conflict, Sent, Unasked
@@ -31,6 +26,11 @@ from hansa.net.aggregator.queue import Key, RelayTerms
 from hansa.net.aggregator.registry import Denied
 from hansa.net.audit.evidence import answer_kind
 from hansa.net.transport.wire import LeafOutcome, Receipt, ask_name, pack, printable, unpack
+from hansa.plumbing import codec
+from hansa.plumbing.crash_points import reach
+from hansa.plumbing.errors import DataError
+from hansa.replies.partial_sums import PartialSum, partial_fault
+from hansa.replies.reply_checks import received
 
 HEADER = 2**26  # bytes: the largest header of a relay's blob, which names every party
 REASON = 1000  # most characters of the reason of a rejection

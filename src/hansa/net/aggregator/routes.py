@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from hansa.core.errors import DataError
 from hansa.net.aggregator.asks import named_ask, whole
 from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.ledger import Ledger
@@ -20,6 +19,7 @@ from hansa.net.aggregator.registry import Denied, Registry
 from hansa.net.transport import certificates, signing
 from hansa.net.transport.admission import Admission
 from hansa.net.transport.wire import CHUNK, ENVELOPE, Order, pack
+from hansa.plumbing.errors import DataError
 
 log = logging.getLogger("hansa.net")
 AHEAD, AGAIN = 1.0, 0.01  # seconds that a chunk waits for the one before it, and between two looks

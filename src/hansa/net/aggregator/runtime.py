@@ -20,16 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hansa.core import codec, disk
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket, op_config
-from hansa.core.crash_points import reach
-from hansa.core.errors import DataError, RuntimeFailure
-from hansa.core.functions import is_function
 from hansa.core.op import DataOp, Op, Payload, Reply
-from hansa.core.partial_sums import PartialSum, unsuitable
 from hansa.core.relay import SESSION, conversation, relay, session_bytes
-from hansa.core.replies import WEIGHT_CAP, arrive, combine, expected_size
-from hansa.core.reply_checks import Rules, opener, received
 from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Commit, Flight, Open, Request, Tickets, complete
 from hansa.core.session_op import SessionOp
@@ -46,6 +39,13 @@ from hansa.net.aggregator.round import Asking, Decision
 from hansa.net.aggregator.sessions import Mailboxes
 from hansa.net.audit.evidence import payload_model_digest
 from hansa.net.transport.wire import Answer, Blob, Work, ask_name, printable
+from hansa.plumbing import codec, disk
+from hansa.plumbing.crash_points import reach
+from hansa.plumbing.errors import DataError, RuntimeFailure
+from hansa.plumbing.functions import is_function
+from hansa.replies.partial_sums import PartialSum, unsuitable
+from hansa.replies.replies import WEIGHT_CAP, arrive, combine, expected_size
+from hansa.replies.reply_checks import Rules, opener, received
 
 log = logging.getLogger("hansa.net")
 REASON = 1000  # most characters of the reason of a rejection, which may quote names that the party chose

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 VERSION = 3  # of the tables, in the database's `user_version`
 SCHEMA = """

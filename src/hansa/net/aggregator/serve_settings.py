@@ -8,7 +8,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 ADMIN = 9464  # the admin port beside port 8443
 

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from hansa.core import disk
-from hansa.core.errors import HansaError
 from hansa.net.aggregator.asks import Conflict, NotNow, Unasked
 from hansa.net.aggregator.blobs import Blobs, Gap
 from hansa.net.aggregator.ledger import Ledger, LedgerError
@@ -27,6 +25,8 @@ from hansa.net.transport import certificates, signing
 from hansa.net.transport.admission import Admission, AdmittedRequest
 from hansa.net.transport.http import Refused, check_expect, errors_as_trouble, trouble
 from hansa.net.transport.wire import CHUNK, PROTOCOLS, ask_name
+from hansa.plumbing import disk
+from hansa.plumbing.errors import HansaError
 
 log = logging.getLogger("hansa.net")
 PROTOCOL = "Hansa-Protocol"

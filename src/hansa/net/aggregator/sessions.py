@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hansa.core.ask import Ask
-from hansa.core.errors import DataError, HansaError
 from hansa.core.post import AHEAD
 from hansa.core.relay import message_size
 from hansa.core.session_op import SessionOp, left
 from hansa.net.transport.wire import CHUNK, Exchanged, Letter, SessionCall
+from hansa.plumbing.errors import DataError, HansaError
 
 HELD = 10.0  # seconds that a request is held open
 LOOK = 0.25  # seconds between two looks at the parties that are gone

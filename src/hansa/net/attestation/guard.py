@@ -16,7 +16,6 @@ from pathlib import Path
 
 from cryptography import x509
 
-from hansa.core.errors import ConfigError
 from hansa.net.attestation.verifier import (
     LIMIT,
     NONCE,
@@ -28,6 +27,7 @@ from hansa.net.attestation.verifier import (
 )
 from hansa.net.transport.client import Client, Refusal
 from hansa.net.transport.wire import unpack
+from hansa.plumbing.errors import ConfigError
 
 log = logging.getLogger("hansa.net")
 

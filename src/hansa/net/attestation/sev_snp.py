@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.x509.oid import NameOID
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.net.attestation.verifier import AttestationError, AttestationVerifier, Evidence, check_bound
+from hansa.plumbing.errors import ConfigError
 
 SIZE, SIGNED = 0x4A0, 0x2A0  # bytes of a report, and how many of them are signed
 NUMBER = 72  # bytes of r and of s, least significant first

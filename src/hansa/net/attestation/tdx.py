@@ -9,9 +9,9 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 
-from hansa.core.errors import ConfigError
 from hansa.core.registry import register
 from hansa.net.attestation.verifier import AttestationError, AttestationVerifier, Evidence, check_bound
+from hansa.plumbing.errors import ConfigError
 
 DEBUG = 1  # bit of TDATTRIBUTES
 REGISTERS = ("0", "1", "2", "3")  # RTMR0 to RTMR3

@@ -12,8 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from msgspec import Meta, Struct
 
-from hansa.core.errors import ConfigError, HansaError
 from hansa.core.registry import Part
+from hansa.plumbing.errors import ConfigError, HansaError
 
 NONCE = 32  # bytes that a party draws for each attestation
 LIMIT = 2**19  # bytes: the largest evidence

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from hansa.core.errors import HansaError
 from hansa.net.audit.evidence import ANSWERS, Statement, answer_kind, canonical
 from hansa.net.transport.wire import Digest, printable
+from hansa.plumbing.errors import HansaError
 
 FIELDS = frozenset({"at", "detail", "event", "job", "party", "round", "seq"})
 LATEST = 1e12  # seconds since 1970: later times are invalid

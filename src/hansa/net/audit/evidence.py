@@ -17,12 +17,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from msgspec import Struct, structs
 
-from hansa.core import codec
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.other_model import OtherModel
-from hansa.core.params import Params
 from hansa.net.transport import certificates
 from hansa.net.transport.wire import Answer, Count, Digest, Name, Receipt, Signature, Text, Weight
+from hansa.numerics.params import Params
+from hansa.plumbing import codec
 
 OUTCOMES = ("accepted", "rejected", "refused")  # of an answer; the aggregator rejects, the party refuses
 KINDS = {"round": "update", "evaluate": "evaluation"}  # of answers, by the prefix of the phase's name

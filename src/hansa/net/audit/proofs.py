@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from hansa.core.errors import DataError, HansaError
 from hansa.net.audit import merkle
 from hansa.net.audit.entries import Closing, Entry, Fault, member_fault
 from hansa.net.audit.evidence import Head, Statement, canonical, signed_by
 from hansa.net.audit.verify import Audit, check_authority, read_lines, verify_pem
 from hansa.net.transport.wire import printable
+from hansa.plumbing.errors import DataError, HansaError
 
 UPDATE = "update accepted"  # the event of the entries in a proof
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from hansa.core import disk
-from hansa.core.errors import DataError
 from hansa.net.audit.evidence import Statement
 from hansa.net.transport.wire import Receipt
+from hansa.plumbing import disk
+from hansa.plumbing.errors import DataError
 
 
 class StoredReceipt(msgspec.Struct, frozen=True):

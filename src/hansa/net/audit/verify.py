@@ -18,13 +18,13 @@ from typing import Any
 
 import msgspec
 
-from hansa.core.errors import DataError, HansaError
 from hansa.core.round_record import without_numbers
 from hansa.net.audit import merkle
 from hansa.net.audit.entries import Closing, Entry, Fault, member_fault
 from hansa.net.audit.evidence import ANSWERS, Head, Statement, answer_kind, canonical, receipt_fault, signed_by
 from hansa.net.audit.receipt_file import StoredReceipt, read_receipts
 from hansa.net.transport import certificates, keys
+from hansa.plumbing.errors import DataError, HansaError
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LINE = 2**24  # bytes: the longest line

@@ -11,13 +11,13 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol
 
-from hansa.core import disk
-from hansa.core.errors import HansaError, NotAdmitted, PartyError
-from hansa.core.stopping import Halted
 from hansa.net.party.model_watch import LossRefused
 from hansa.net.party.policy import Floor
 from hansa.net.party.vault import PartyVault
 from hansa.net.transport.wire import Work
+from hansa.plumbing import disk
+from hansa.plumbing.errors import HansaError, NotAdmitted, PartyError
+from hansa.plumbing.stopping import Halted
 
 REFUSAL = "the party does not answer this ask; the reason is in its own log"
 log = logging.getLogger("hansa.net")

@@ -23,17 +23,13 @@ import msgspec
 import torch
 
 import hansa
-from hansa.core import codec, disk
 from hansa.core.answering import answer
 from hansa.core.ask import op_of
-from hansa.core.crash_points import reach
 from hansa.core.delivery import Deliver
 from hansa.core.entries import sizes_of
-from hansa.core.errors import DataError, HansaError, NotAdmitted, PartyError
 from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, unwrap
 from hansa.core.post import Post
 from hansa.core.session_op import SessionOp
-from hansa.core.stopping import Halted
 from hansa.local.clipping import keeps_state
 from hansa.local.solver import LocalSolver
 from hansa.net.audit.evidence import make_statement, payload_model_digest, signed_by, vault_bytes
@@ -64,6 +60,10 @@ from hansa.net.transport.keys import IdentityError
 from hansa.net.transport.manifest import Manifest, decode_manifest
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import UNWANTED, Answer, Blob, Receipt, VaultMark, Work, pack, printable, unpack
+from hansa.plumbing import codec, disk
+from hansa.plumbing.crash_points import reach
+from hansa.plumbing.errors import DataError, HansaError, NotAdmitted, PartyError
+from hansa.plumbing.stopping import Halted
 from hansa.privacy import spent
 from hansa.transforms.downlink import opened_payload, transform_of
 

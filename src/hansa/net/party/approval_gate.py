@@ -7,12 +7,12 @@ import logging
 import tempfile
 from pathlib import Path
 
-from hansa.core.errors import DataError
 from hansa.net.party.approvals import Approvals, Verdict
 from hansa.net.party.store import PartyStore
 from hansa.net.transport.client import Client
 from hansa.net.transport.manifest import MANIFEST, manifest_digest
 from hansa.net.transport.wire import WAITING, Work
+from hansa.plumbing.errors import DataError
 
 log = logging.getLogger("hansa.net")
 POLL = 5.0  # most seconds of a poll while a job waits for the owner's approval

@@ -17,14 +17,14 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, structs
 
-from hansa.core import disk
-from hansa.core.crash_points import steps
-from hansa.core.errors import ConfigError, DataError
 from hansa.net.audit.evidence import canonical, signed_by
 from hansa.net.party.approve_rules import Approve
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.manifest import Manifest, decode_manifest, manifest_digest
 from hansa.net.transport.wire import Digest, Name, Signature, Text
+from hansa.plumbing import disk
+from hansa.plumbing.crash_points import steps
+from hansa.plumbing.errors import ConfigError, DataError
 
 log = logging.getLogger("hansa.net")
 FOLDER = "approvals"

@@ -8,11 +8,11 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from hansa.core.delivery import Deliver
-from hansa.core.errors import ConfigError
 from hansa.core.op import DataOp, Op
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import field_types, registered
 from hansa.net.transport.manifest import AllowedOp, Manifest
+from hansa.plumbing.errors import ConfigError
 
 # The ops of a masked sum with signatures: those with a field `active`, and those that follow them.
 SIGNING, SIGNED = ("secure-keys", "secure-shares"), ("secure-masked", "secure-consistent", "secure-unmask")

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import torch
 
-from hansa.core import codec
-from hansa.core.determinism import set_deterministic
-from hansa.core.errors import DataError
 from hansa.core.op import Reply
 from hansa.core.post import Post
-from hansa.core.stopping import Brake, Halted, braked
 from hansa.net.party.post import LoopPost, Talk
 from hansa.net.transport.wire import Text, Weight, Work
+from hansa.plumbing import codec
+from hansa.plumbing.determinism import set_deterministic
+from hansa.plumbing.errors import DataError
+from hansa.plumbing.stopping import Brake, Halted, braked
 
 log = logging.getLogger("hansa.net")
 HEADER = 2**24  # bytes: the largest header of a message (names, shapes, plain values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 REFUSALS = 20
 

@@ -18,19 +18,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hansa.core import disk
 from hansa.core.columns import ids_of
-from hansa.core.errors import DataError, NotAdmitted, before_reading
-from hansa.core.fitting import check_features, check_outputs, check_whole_features, clamped, looks_one_hot, output_of
-from hansa.core.functions import is_function
-from hansa.core.gateway import StoredSamples, TableRows
-from hansa.core.objective import Objective
-from hansa.core.stored_rows import Features, blocks
-from hansa.core.table_layout import TableLayout
 from hansa.data.cells import MISSING, missing_words
 from hansa.data.party_files import aligned, differing
 from hansa.data.statement import CLASSES, DataStatement
 from hansa.data.table import Table
+from hansa.holdings.fitting import (
+    check_features,
+    check_outputs,
+    check_whole_features,
+    clamped,
+    looks_one_hot,
+    output_of,
+)
+from hansa.holdings.gateway import StoredSamples, TableRows
+from hansa.holdings.stored_rows import Features, blocks
+from hansa.holdings.table_layout import TableLayout
+from hansa.numerics.objective import Objective
+from hansa.plumbing import disk
+from hansa.plumbing.errors import DataError, NotAdmitted, before_reading
+from hansa.plumbing.functions import is_function
 
 if TYPE_CHECKING:
     from hansa.net.party.samples import PartySamples

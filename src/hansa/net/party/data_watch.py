@@ -17,8 +17,6 @@ from typing import Any
 
 from torch import Tensor
 
-from hansa.core import disk
-from hansa.core.errors import DataError, HansaError, PartyError
 from hansa.core.op import Op, Reply
 from hansa.core.predictor import Evaluate
 from hansa.data.statement import DataStatement
@@ -27,6 +25,8 @@ from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.net.party.data_statement import stated
 from hansa.net.party.samples import PartySamples, samples_digest
 from hansa.net.transport.wire import Work
+from hansa.plumbing import disk
+from hansa.plumbing.errors import DataError, HansaError, PartyError
 
 log = logging.getLogger("hansa.net")
 FILE = "data.log"  # in the party's folder: one JSON object per line

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from hansa.core.errors import ConfigError, OutOfRange
 from hansa.core.op import Memory, Op, Party, Payload, unwrap
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build
 from hansa.core.shapes import largest_shape
 from hansa.metrics.evaluate import EvaluateMetrics
+from hansa.plumbing.errors import ConfigError, OutOfRange
 
 
 def evaluates(op: Op) -> bool:

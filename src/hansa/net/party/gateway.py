@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hansa.core.budget import PrivateOp
-from hansa.core.errors import NotAdmitted, PartyError
-from hansa.core.gateway import Purpose, SampleGateway
 from hansa.core.op import Op, Payload, unwrap
 from hansa.data.describe import Describe, over_columns
+from hansa.holdings.gateway import Purpose, SampleGateway
 from hansa.kernel.gateway import GuardedGateway
 from hansa.net.party.after_reading import AfterReading
 from hansa.net.party.policy import Policy
 from hansa.net.party.query_budget import QueryBudget
 from hansa.net.party.vault import PartyVault
+from hansa.plumbing.errors import NotAdmitted, PartyError
 
 
 @dataclass

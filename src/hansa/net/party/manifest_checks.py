@@ -12,7 +12,6 @@ from typing import Any
 
 from hansa.core.ask import op_of
 from hansa.core.delivery import Deliver
-from hansa.core.errors import PartyError
 from hansa.core.op import DataOp, Op, unwrap
 from hansa.core.other_model import described
 from hansa.core.registry import Part, field_types, to_config
@@ -23,6 +22,7 @@ from hansa.net.party.vault import JobVault, PartyVault
 from hansa.net.transport import certificates
 from hansa.net.transport.manifest import AllowedOp, Manifest, Range
 from hansa.net.transport.wire import Work
+from hansa.plumbing.errors import PartyError
 from hansa.transforms import Transform
 from hansa.transforms.downlink import transform_of
 

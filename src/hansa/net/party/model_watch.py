@@ -19,18 +19,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core import codec
-from hansa.core.errors import DataError, PartyError
-from hansa.core.norms import l2_norm
 from hansa.core.op import Op, Party, Payload, unwrap
-from hansa.core.params import Params
 from hansa.core.route_op import RouteOp
-from hansa.core.stopping import go_on
-from hansa.core.stored_rows import whole
+from hansa.holdings.stored_rows import whole
 from hansa.local.finetune import FineTune
 from hansa.local.solver import LocalSolver
 from hansa.net.party.broadcast import Broadcasts
 from hansa.net.party.store import PartyMemory
+from hansa.numerics.norms import l2_norm
+from hansa.numerics.params import Params
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError, PartyError
+from hansa.plumbing.stopping import go_on
 
 log = logging.getLogger("hansa.net")
 FILE = "broadcast.seen"  # the memory's own files end with .safetensors

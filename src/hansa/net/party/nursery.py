@@ -3,7 +3,7 @@
 It is forked once, before the party has an event loop, a key in memory or a connection, and then only waits. So a new
 worker starts in milliseconds with the modules and the samples already in memory, which all processes share, and a
 killed worker costs little. It computes no gradient and never uses a GPU, after which it could not fork
-(`core.forking`).
+(`plumbing.forking`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import traceback
 import warnings
 from collections.abc import Callable
 
-from hansa.core.errors import RuntimeFailure
-from hansa.core.forking import check_fork
 from hansa.net.party.confinement import die_with_parent
+from hansa.plumbing.errors import RuntimeFailure
+from hansa.plumbing.forking import check_fork
 
 Serve = Callable[[socket.socket], None]
 _ENDED = "the process that starts the party's workers ended; start the party again"

@@ -12,11 +12,8 @@ from typing import Any
 
 from hansa.artifacts import saved_model
 from hansa.artifacts.run_folder import beside, write_json
-from hansa.core import codec, disk
 from hansa.core.ask import op_of
-from hansa.core.errors import ConfigError, DataError, PartyError
 from hansa.core.op import DataOp, Memory, Party, Payload
-from hansa.core.params import Params
 from hansa.core.predictor import NetworkPredictor, Predictor
 from hansa.core.registry import build, lookup
 from hansa.data.apply_table import ApplyTable, TablePlan
@@ -24,6 +21,9 @@ from hansa.data.class_weights import WeighClasses
 from hansa.net.party.policy import Policy
 from hansa.net.party.store import PartyMemory, strip_checksum
 from hansa.net.party.task_party import task_model, task_objective
+from hansa.numerics.params import Params
+from hansa.plumbing import codec, disk
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
 
 FILE = "own.model"  # the memory's own files end with .safetensors
 TASK = ("model", "dtype", "shape", "outputs", "loss", "classes", "seed", "bf16", "base", "header")

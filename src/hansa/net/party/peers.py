@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hansa.core.errors import HansaError, PartyError
 from hansa.net.transport import certificates, keys
+from hansa.plumbing.errors import HansaError, PartyError
 
 Signer = Callable[[bytes], tuple[bytes, bytes]]  # data -> certificate (PEM) and signature
 

@@ -15,13 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.budget import Budget
 from hansa.core.delivery import Deliver
 from hansa.core.entries import Sizes, refuses_payload
-from hansa.core.errors import ConfigError, DataError, PartyError
-from hansa.core.functions import is_function, only
-from hansa.core.objective import count_numbers
 from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.other_model import ARCHITECTURE, described
 from hansa.core.predictor import Evaluate
@@ -43,6 +39,10 @@ from hansa.net.party.query_budget import QueryBudget
 from hansa.net.party.trust import Trust
 from hansa.net.party.workload import Workload
 from hansa.net.transport.wire import Blob, Work
+from hansa.numerics.objective import count_numbers
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, PartyError
+from hansa.plumbing.functions import is_function, only
 from hansa.transforms import Packed, Transform
 
 LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone requires: less hides almost nothing

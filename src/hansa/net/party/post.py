@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from hansa.core.errors import PartyError
 from hansa.core.post import Parcel, Restarted
-from hansa.core.stopping import go_on
 from hansa.net.transport.client import Refusal
 from hansa.net.transport.wire import CHUNK, ENVELOPE, Exchanged, Letter, SessionCall, pack, unpack
+from hansa.plumbing.errors import PartyError
+from hansa.plumbing.stopping import go_on
 
 HELD = 20.0  # seconds that a response may take
 LOOK = 0.5  # seconds between two checks whether the work must stop

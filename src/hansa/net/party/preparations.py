@@ -13,11 +13,11 @@ from typing import Any
 
 from hansa.core.ask import op_config, op_of
 from hansa.core.entries import sizes_of
-from hansa.core.errors import HansaError, NotAdmitted
 from hansa.core.op import DataOp, Op, Party
-from hansa.core.stopping import go_on
 from hansa.net.party.data_statement import told
 from hansa.net.party.policy import Policy
+from hansa.plumbing.errors import HansaError, NotAdmitted
+from hansa.plumbing.stopping import go_on
 
 Steps = Sequence[Mapping[str, Any]]
 

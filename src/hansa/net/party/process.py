@@ -13,7 +13,6 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from hansa.core.errors import ConfigError
 from hansa.core.op import Party
 from hansa.net.party.agent import Agent
 from hansa.net.party.data_statement import add_table, facts
@@ -27,6 +26,7 @@ from hansa.net.party.worker_process import PartyWorkerProcess
 from hansa.net.transport.client import Refusal
 from hansa.net.transport.process import Structured, end_on_signal, log_to_stderr, run_loop
 from hansa.net.transport.tokens import Token
+from hansa.plumbing.errors import ConfigError
 
 log = logging.getLogger("hansa.net")
 RENEW = 30 * 86400  # seconds before its expiry at which a party renews its certificate

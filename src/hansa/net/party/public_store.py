@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from hansa.core import codec, disk
-from hansa.core.errors import DataError
 from hansa.net.transport.wire import Blob
+from hansa.plumbing import codec, disk
+from hansa.plumbing.errors import DataError
 
 
 def named_public(task: Any) -> Blob | None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from hansa.core.errors import ConfigError, PartyError, nearest
-from hansa.core.gateway import Purpose
+from hansa.holdings.gateway import Purpose
+from hansa.plumbing.errors import ConfigError, PartyError, nearest
 
 KINDS: tuple[Purpose, ...] = get_args(Purpose)
 QUERIES = "queries"  # what the costs of all kinds add up to

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from msgspec import structs
 
-from hansa.core import disk
-from hansa.core.crash_points import reach, steps
-from hansa.core.errors import HansaError
 from hansa.net.audit.evidence import Statement, canonical, receipt_fault, signed_by
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.client import Client
 from hansa.net.transport.wire import Receipt
+from hansa.plumbing import disk
+from hansa.plumbing.crash_points import reach, steps
+from hansa.plumbing.errors import HansaError
 
 LINE = 2**17  # bytes: longer than any line
 NEWEST = "newest.mark"  # in the party's folder: the mark of its vault with the newest receipt

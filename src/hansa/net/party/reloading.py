@@ -14,10 +14,10 @@ import operator
 import time
 from typing import Any
 
-from hansa.core import disk
-from hansa.core.errors import ConfigError
 from hansa.net.party.policy import Policy
 from hansa.net.party.store import PartyStore
+from hansa.plumbing import disk
+from hansa.plumbing.errors import ConfigError
 
 log = logging.getLogger("hansa.net")
 FILE = "policy.log"  # in the party's folder: one JSON object per line

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hansa.core import disk
 from hansa.core.budget import Accountant
-from hansa.core.crash_points import steps
-from hansa.core.errors import ConfigError
 from hansa.net.party.policy import Policy
 from hansa.net.party.receipts import NEWEST, Receipts
 from hansa.net.party.spending import left
 from hansa.net.party.vault import PartyVault
 from hansa.net.party.vault_lines import FILE
 from hansa.net.party.vault_marks import VaultMarks
+from hansa.plumbing import disk
+from hansa.plumbing.crash_points import steps
+from hansa.plumbing.errors import ConfigError
 
 
 def _older(folder: Path, than: str) -> ConfigError:

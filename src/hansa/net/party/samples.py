@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core import codec
 from hansa.core.columns import check_test_rows, ids_of
-from hansa.core.errors import ConfigError, DataError, HansaError
-from hansa.core.fitting import kept_features, tensor_of
-from hansa.core.functions import load_function
-from hansa.core.gateway import SampleGateway, StoredSamples, TableRows
 from hansa.core.op import Party
-from hansa.core.stored_rows import Features, is_dataset, read_dataset, stored, whole
-from hansa.core.table_layout import TableLayout
-from hansa.core.weights import sample_weights
 from hansa.data.column_files import read_column_file
 from hansa.data.party_files import Header, aligned, differing, features_of, split_column
 from hansa.data.party_folders import read_party
 from hansa.data.statement import DataStatement
 from hansa.data.table import Table
 from hansa.data.table_files import PARQUET, is_table_file, read_table_samples, split_weights
+from hansa.holdings.fitting import kept_features, tensor_of
+from hansa.holdings.gateway import SampleGateway, StoredSamples, TableRows
+from hansa.holdings.stored_rows import Features, is_dataset, read_dataset, stored, whole
+from hansa.holdings.table_layout import TableLayout
 from hansa.net.party.data_statement import stated
 from hansa.net.party.task_party import make_party
+from hansa.numerics.weights import sample_weights
+from hansa.plumbing import codec
+from hansa.plumbing.errors import ConfigError, DataError, HansaError
+from hansa.plumbing.functions import load_function
 
 
 class PartySamples(NamedTuple):

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from hansa.core import disk
-from hansa.core.crash_points import steps
-from hansa.core.errors import PartyError
+from hansa.plumbing import disk
+from hansa.plumbing.crash_points import steps
+from hansa.plumbing.errors import PartyError
 
 FOLDER = "sessions"
 LAST = 7 * 86400.0  # seconds after which an unfinished session is forgotten

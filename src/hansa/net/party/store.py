@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
-from hansa.core import codec, disk
-from hansa.core.crash_points import reach, steps
-from hansa.core.errors import ConfigError, DataError
 from hansa.core.op import Memory
 from hansa.net.attestation.guard import AttestationGuard, KeyPin
 from hansa.net.party.policy import Policy
@@ -24,6 +21,9 @@ from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context
 from hansa.net.transport.tokens import Token
 from hansa.net.transport.wire import IssuedCertificate, unpack
+from hansa.plumbing import codec, disk
+from hansa.plumbing.crash_points import reach, steps
+from hansa.plumbing.errors import ConfigError, DataError
 
 TASK = "fetch-task"  # the file of the last task that was fetched
 ENDING = 5.0  # seconds that the worker of a killed party may take to end

@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from hansa.core.augment import Augment, check_augment
-from hansa.core.errors import DataError, NotAdmitted
-from hansa.core.fitting import clamped, typed_samples, typed_targets
-from hansa.core.gateway import SampleGateway, StoredSamples, TableRows
-from hansa.core.objective import Objective, count_numbers
 from hansa.core.op import Party
-from hansa.core.params import short
-from hansa.core.public import PublicSamples, public_of
 from hansa.core.registry import Part
-from hansa.core.stored_rows import whole
-from hansa.core.table_layout import TableLayout
 from hansa.core.task import Known
-from hansa.core.weights import Weighting
 from hansa.data.cells import missing_words
 from hansa.data.party_files import aligned
 from hansa.data.table import Table
 from hansa.experiment.column_tasks import DTYPES, hold_out_people
 from hansa.experiment.tasks import hold_out_one, make_augment, make_model
+from hansa.holdings.augment import Augment, check_augment
+from hansa.holdings.fitting import clamped, typed_samples, typed_targets
+from hansa.holdings.gateway import SampleGateway, StoredSamples, TableRows
+from hansa.holdings.public import PublicSamples, public_of
+from hansa.holdings.stored_rows import whole
+from hansa.holdings.table_layout import TableLayout
 from hansa.net.party.data_statement import check_task, told
+from hansa.numerics.objective import Objective, count_numbers
+from hansa.numerics.params import short
+from hansa.numerics.weights import Weighting
+from hansa.plumbing.errors import DataError, NotAdmitted
 
 if TYPE_CHECKING:
     from hansa.net.party.samples import PartySamples

@@ -18,16 +18,16 @@ from typing import Any
 
 import msgspec
 
-from hansa.core import disk
 from hansa.core.budget import Accountant, Budget, PrivateOp, Release, charge
-from hansa.core.crash_points import steps
-from hansa.core.errors import DataError, NotAdmitted, PartyError
-from hansa.core.gateway import Purpose
 from hansa.core.op import Vault
+from hansa.holdings.gateway import Purpose
 from hansa.net.party.peers import Peers, Signer
 from hansa.net.party.query_budget import QueryBudget
 from hansa.net.party.sessions import PartySessions
 from hansa.net.party.vault_lines import DECLINED, EPSILON, FILE, LOSS, MARKS, PREFIXES, REFUSED, Line, parse_lines
+from hansa.plumbing import disk
+from hansa.plumbing.crash_points import steps
+from hansa.plumbing.errors import DataError, NotAdmitted, PartyError
 
 SECRET = "secret"  # the file with the party's secret
 

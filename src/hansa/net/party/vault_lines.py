@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from hansa.core import disk
 from hansa.core.budget import Release, merged
-from hansa.core.errors import ConfigError, DataError
-from hansa.core.gateway import Purpose
+from hansa.holdings.gateway import Purpose
+from hansa.plumbing import disk
+from hansa.plumbing.errors import ConfigError, DataError
 
 FILE = "vault.jsonl"
 DECLINED = "declined "  # prefix for asks that were declined because of the party's values

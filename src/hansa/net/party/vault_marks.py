@@ -13,9 +13,9 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from hansa.core import disk
-from hansa.core.errors import DataError
 from hansa.net.party.vault_lines import FILE, MARKS, VaultContents, parse_lines, vault_lines
+from hansa.plumbing import disk
+from hansa.plumbing.errors import DataError
 
 
 class VaultMarks:

@@ -12,12 +12,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from hansa.core.errors import DataError
 from hansa.net.party.asks import AskOutcome
 from hansa.net.party.policy import Policy
 from hansa.net.party.post import LARGEST
 from hansa.net.party.trust import Trust
 from hansa.net.transport.wire import Text, Work
+from hansa.plumbing.errors import DataError
 
 FRAME = LARGEST + 2**20  # bytes: the largest message, with the largest response of a session
 LENGTH = 4  # bytes of the length before a message

@@ -13,10 +13,7 @@ from typing import Any
 
 import torch
 
-from hansa.core.errors import ConfigError, HansaError, PartyError
-from hansa.core.forking import hide_gpus
 from hansa.core.op import Party
-from hansa.core.stopping import Brake, Halted, go_on
 from hansa.net.party.agent import Changed, Worker
 from hansa.net.party.asks import AskFiles, TaskReader, perform, reason
 from hansa.net.party.confinement import close_connections, confine, forget_secrets, limit_cpu
@@ -40,6 +37,9 @@ from hansa.net.party.worker_link import (
     to_worker,
 )
 from hansa.net.transport.process import Structured
+from hansa.plumbing.errors import ConfigError, HansaError, PartyError
+from hansa.plumbing.forking import hide_gpus
+from hansa.plumbing.stopping import Brake, Halted, go_on
 
 Prepare = Callable[[int, dict[str, Any], str], Party]
 

@@ -20,8 +20,6 @@ import socket
 from collections import deque
 from pathlib import Path
 
-from hansa.core.errors import ConfigError, DataError, HansaError, RuntimeFailure
-from hansa.core.stopping import Halted, too_long
 from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.asks import AskFiles, AskOutcome
 from hansa.net.party.nursery import Nursery
@@ -49,6 +47,8 @@ from hansa.net.party.worker_link import (
     worker_policy,
 )
 from hansa.net.transport.wire import Work
+from hansa.plumbing.errors import ConfigError, DataError, HansaError, RuntimeFailure
+from hansa.plumbing.stopping import Halted, too_long
 
 log = logging.getLogger("hansa.net")
 WATCH = 0.5  # seconds between two looks at the memory of a worker that the system does not limit

@@ -2,7 +2,7 @@
 
 The aggregator chooses every number in an ask: epochs, steps, widths of layers, lengths of vectors. A party checks them
 before it starts. What cannot be known in advance is bounded during the work: time by a brake that is checked between
-steps (`core.stopping`), memory by the operating system; and a worker process that passes a limit is killed
+steps (`plumbing.stopping`), memory by the operating system; and a worker process that passes a limit is killed
 (`worker_process`). A party runs one ask at a time, on one core, so many asks load the machine no more than one.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from hansa.core.errors import ConfigError
 from hansa.core.op import Op, Payload
 from hansa.core.shapes import Shape, largest_shape
+from hansa.plumbing.errors import ConfigError
 
 COPIES = 3  # of a message or reply in memory: bytes, tensors, and results
 SPARE = 2**27  # bytes that a party needs beyond its process at the start: threads, connections

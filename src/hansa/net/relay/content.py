@@ -16,18 +16,18 @@ from typing import Any
 
 import msgspec
 
-from hansa.core import codec
 from hansa.core.ask import Ask, op_of
-from hansa.core.errors import DataError
 from hansa.core.op import Reply
-from hansa.core.partial_sums import PartialSum, ReplySum, obstacle
-from hansa.core.reply_checks import Rules, received
 from hansa.core.sums import StoredReply
 from hansa.net.aggregator.asks import weight_differs
 from hansa.net.aggregator.queue import Check, Key, QueuedAsk, RelayTerms
 from hansa.net.aggregator.relayed import RelayedReplies, StoredReplies
 from hansa.net.aggregator.round import Decision
 from hansa.net.transport.wire import Answer, LeafOutcome, LeafWork, Receipt, RelayWork, Work, printable, unpack
+from hansa.plumbing import codec
+from hansa.plumbing.errors import DataError
+from hansa.replies.partial_sums import PartialSum, ReplySum, obstacle
+from hansa.replies.reply_checks import Rules, received
 
 REASON = 1000  # most characters of the reason of a rejection
 

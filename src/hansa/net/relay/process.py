@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hansa.core.errors import ConfigError
 from hansa.net.aggregator.federation import FederationFolder
 from hansa.net.aggregator.process import Aggregator
 from hansa.net.party.store import PartyStore
@@ -20,6 +19,7 @@ from hansa.net.transport import certificates
 from hansa.net.transport.client import Refusal, https_url
 from hansa.net.transport.process import Structured, end_on_signal, log_to_stderr, run_loop
 from hansa.net.transport.tokens import Token
+from hansa.plumbing.errors import ConfigError
 
 log = logging.getLogger("hansa.net")
 FOLDER = "relay"  # in a relay's folder: its files as a party of the aggregator above

@@ -20,9 +20,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from hansa.core import codec
-from hansa.core.crash_points import reach
-from hansa.core.errors import DataError, HansaError
 from hansa.core.runtime import complete_async
 from hansa.net.aggregator.asks import WHERE, open_ask
 from hansa.net.aggregator.blobs import Blobs
@@ -44,6 +41,9 @@ from hansa.net.relay.content import RelayedAsk, RelayedFiles, remaining
 from hansa.net.transport.client import Client, Refusal
 from hansa.net.transport.signing import About
 from hansa.net.transport.wire import CHUNK, Answer, Blob, Receipt, RelayOrders, RelayPoll, RelayWork, Work, pack, unpack
+from hansa.plumbing import codec
+from hansa.plumbing.crash_points import reach
+from hansa.plumbing.errors import DataError, HansaError
 
 log = logging.getLogger("hansa.net")
 TICK = 1.0  # seconds after which a waiting ask checks whether a party has become absent

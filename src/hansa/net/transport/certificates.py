@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from hansa.core.errors import ConfigError
 from hansa.net.transport.keys import LIMIT, IdentityError, check_size, new_key
 from hansa.net.transport.names import valid_name
+from hansa.plumbing.errors import ConfigError
 
 ROLES = ("party", "operator", "server", "log")
 USES = {"server": ExtendedKeyUsageOID.SERVER_AUTH, "log": ExtendedKeyUsageOID.TIME_STAMPING}  # others: client auth

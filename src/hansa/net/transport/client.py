@@ -22,9 +22,6 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from hansa.core import disk
-from hansa.core.crash_points import reach
-from hansa.core.errors import ConfigError, DataError, HansaError
 from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport.pacing import MARGIN, PollPace
 from hansa.net.transport.signing import About
@@ -41,6 +38,9 @@ from hansa.net.transport.wire import (
     printable,
     unpack,
 )
+from hansa.plumbing import disk
+from hansa.plumbing.crash_points import reach
+from hansa.plumbing.errors import ConfigError, DataError, HansaError
 
 log = logging.getLogger("hansa.net")
 LEAST, MOST = 0.5, 60.0  # seconds: bounds of the random delay between attempts

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from hansa.core.errors import HansaError
 from hansa.net.transport.wire import Trouble, pack, printable
+from hansa.plumbing.errors import HansaError
 
 
 class Refused(HansaError):

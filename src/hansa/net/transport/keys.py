@@ -11,9 +11,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from hansa.core import disk
-from hansa.core.crash_points import steps
-from hansa.core.errors import ConfigError, HansaError
+from hansa.plumbing import disk
+from hansa.plumbing.crash_points import steps
+from hansa.plumbing.errors import ConfigError, HansaError
 
 LIMIT = 16 * 1024  # bytes read of any key, certificate, request or token: valid ones are under 2 KiB
 

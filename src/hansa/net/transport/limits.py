@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
 
-from hansa.core.errors import ConfigError
 from hansa.net.transport.pacing import reconnect_window
+from hansa.plumbing.errors import ConfigError
 
 PIECE = 2**17  # bytes of a body that must arrive, or be read, within `stall` seconds
 MOST = 2**16  # keys with a bucket of their own

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from hansa.core.errors import ConfigError
 from hansa.net.transport.limits import Limits, LogThrottle, TokenBuckets, address_key
 from hansa.net.transport.prometheus import Metrics
+from hansa.plumbing.errors import ConfigError
 
 log = logging.getLogger("hansa.net")
 BACKLOG = 4096

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from hansa.core.errors import DataError
 from hansa.net.transport.wire import Count, Digest, Name, Text
+from hansa.plumbing.errors import DataError
 
 TASK = ("model", "models", "dtype", "loss", "classes", "party_test", "seed", "bf16", "augment", "public", "other_model")
 MANIFEST = 2**22  # bytes: the largest manifest, of a job with ten thousand parties and more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from hansa.core.errors import ConfigError
+from hansa.plumbing.errors import ConfigError
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}"
 

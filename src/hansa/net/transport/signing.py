@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from hansa.core.errors import HansaError
+from hansa.plumbing.errors import HansaError
 
 JOB, ROUND, ASK = "Hansa-Job", "Hansa-Round", "Hansa-Ask"
 NONCE, SIGNATURE = "Hansa-Nonce", "Hansa-Signature"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 
-from hansa.core.errors import ConfigError
 from hansa.net.transport.certificates import parse_certificate, read_pem
 from hansa.net.transport.keys import read_key
+from hansa.plumbing.errors import ConfigError
 
 
 def server_context(server_cert: Path, server_key: Path, ca: Path) -> ssl.SSLContext:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from hansa.core.errors import HansaError
 from hansa.net.transport.certificates import fingerprint
 from hansa.net.transport.keys import LIMIT, IdentityError
 from hansa.net.transport.names import valid_name
+from hansa.plumbing.errors import HansaError
 
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")  # 32 bytes in base64url
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")

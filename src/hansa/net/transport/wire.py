@@ -1,6 +1,6 @@
 """Wire format: the messages between parties, operators and the aggregator, with limits on every field.
 
-Tensors travel as safetensors (`hansa.core.codec`) in blobs, addressed by their SHA-256. Messages are MessagePack with
+Tensors travel as safetensors (`plumbing.codec`) in blobs, addressed by their SHA-256. Messages are MessagePack with
 the schema below. The length is checked before anything is decoded, and no message names code to run.
 """
 
@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from hansa.core.errors import DataError
 from hansa.net.transport.names import NAME
+from hansa.plumbing.errors import DataError
 
 CHUNK = 4 * 2**20  # bytes per upload or download request
 PROTOCOLS = (2,)  # supported versions, newest last

@@ -1,0 +1,1 @@
+"""Holdings: what a party has, its samples and columns, and the one gateway to them."""

@@ -1,0 +1,1 @@
+"""Numerics: objectives, parameters as one vector, random streams, exact sums."""

@@ -1,0 +1,1 @@
+"""Plumbing: errors, codec, files that survive a crash, child processes, loading of functions."""

@@ -1,0 +1,1 @@
+"""Replies: how answers of parties are checked, summed, stored and replayed."""
