@@ -396,6 +396,21 @@ def test_a_crash_that_counts_as_a_decline_is_in_the_vault_before_the_aggregator_
     assert here.run(main()) == 1
 
 
+def test_a_worker_that_is_ended_again_and_again_still_has_its_decline_written_down(place: Callable[..., Place]) -> None:
+    """Ending the next worker, which begins with the decline, would end the party instead."""
+    here = place("[privacy]\nsecure = true\n")
+
+    async def main() -> tuple[str | None, float]:
+        await here.answer(SGD())
+        running = here.runner.begin(*here.files(Hidden(Misbehaving(deed="loop"))), silent)
+        await asyncio.sleep(1.0)
+        while not (await asyncio.wait((running.done,), timeout=0.001))[0]:
+            running.end()
+        return running.done.result().why, read_vault(here.folder).declined()
+
+    assert here.run(main()) == (REFUSAL, 1)
+
+
 @pytest.mark.parametrize("error, words", [
     (DataError("the response has too many bytes"), "the response has too many bytes"),
     (Refusal(404, "no session"), "no session"), (TimeoutError(), SILENT), (ValueError("private"), SILENT),

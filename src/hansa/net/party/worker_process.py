@@ -138,6 +138,7 @@ class PartyWorkerProcess:
             return _outcome(said)
         if self._process is not process:  # the party leaves
             raise Halted(None)
+        run.over = True
         code, self._declined = self._collect(), reading
         if reading is not None:  # the decline is in the vault before anybody can learn of it
             await self.start()
@@ -155,7 +156,9 @@ class PartyWorkerProcess:
             self._process.send(StopAsk(run.number))
 
     def end(self, run: AskRun) -> None:
-        """Kill the worker, which works on this ask."""
+        """Kill the worker, which works on this ask; never the next one, which begins with writing down a decline."""
+        if run.over:
+            return
         if not run.stopped:
             run.why = too_long(self._store.policy.limits.seconds)
         if self._process is not None:
@@ -206,6 +209,7 @@ class AskRun:
         self.work, self.files, self.number, self.talk, self._runner = work, files, number, talk, runner
         self.stopped = False  # nobody waits for the reply any more
         self.ended = False  # the worker is killed, also if it is not ready yet
+        self.over = False  # its worker has ended
         self.why: str | None = None  # why the agent killed the worker
         self.done: asyncio.Future[AskOutcome] = asyncio.ensure_future(runner.answer(self))
 
