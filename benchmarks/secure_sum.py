@@ -36,6 +36,7 @@ from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.driver import drive
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault
+from hansa.core.quantities import Count
 from hansa.holdings.gateway import SampleGateway
 from hansa.net.party.peers import Peers
 from hansa.net.transport import certificates, keys
@@ -57,7 +58,7 @@ CHANNELS = {
 class Update(Op):
     """An op that returns a prepared update."""
 
-    size: int
+    size: Count
     name = "bench-update"
     update = "w"
 

@@ -69,7 +69,7 @@ def test_run_prints_one_json_object_last_and_fills_the_run_folder(experiment: Pa
     [
         (["algorithm.local.lrr=1"], "algorithm (fedavg).local (sgd): unknown field 'lrr'; did you mean 'lr'?"),
         (["algorithm.local.lr=fast"], "algorithm (fedavg).local (sgd).lr: expected a number, got 'fast'"),
-        (["algorithm.local.lr=-1"], "lr must be positive, got -1.0"),
+        (["algorithm.local.lr=-1"], "lr must be above 0, got -1"),
         (["algorithm=fedavgg"], "unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
         (["task.dataset=digit"], "unknown data set 'digit'; did you mean 'digits'?"),
         (["task.model=cnnn"], "unknown model 'cnnn'; did you mean 'cnn'?"),

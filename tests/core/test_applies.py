@@ -35,8 +35,8 @@ def candidates(hint: Any, default: Any) -> list[Any]:
         values = [tuple(candidates(get_args(hint)[0], None)[:2])]
     else:
         number = default if isinstance(default, (int, float)) else 1
-        values = {bool: [False, True], int: [number + 1, 0], float: [number * 0.75, 0.5], str: ["leaves", "sketch"],
-                  type(None): [None]}[hint]  # fmt: skip
+        values = {bool: [False, True], int: [number + 1, number + 2], float: [number * 0.75, 0.5],
+                  str: ["leaves", "sketch"], type(None): [None]}[hint]  # fmt: skip
     return [value for value in values if value != default]
 
 

@@ -12,6 +12,7 @@ import hansa
 from hansa.core.ask import Ask, Gathered
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo, Wrapper
+from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.core.round_record import Record
 from hansa.core.route_op import PeerOp
@@ -30,7 +31,7 @@ from hansa.sim.clock import traffic
 class SendRows(Op):
     """As many rows as the party's payload allows, or as `count` says; and the maxima of as many."""
 
-    count: int | None = None
+    count: AnyCount | None = None
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         count = payload["most"] if self.count is None else self.count

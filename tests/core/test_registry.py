@@ -98,7 +98,7 @@ def test_a_name_that_is_no_text_is_refused_whatever_stands_beside_it(local: Any,
         ("local", 3, "expected a local solver by name or as a table, got 3"),
         ("local", WeightedMean(), "expected a local solver, got the fusion 'mean'"),
         ("local.epochs", 0, "epochs must be at least 1, got 0"),
-        ("local.lr", -1.0, "lr must be positive, got -1.0"),
+        ("local.lr", -1.0, "lr must be above 0, got -1"),
         ("local.lr", float("nan"), "expected a number, got nan"),
     ],
 )

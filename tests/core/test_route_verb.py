@@ -15,6 +15,7 @@ from hansa import Federation
 from hansa.core.ask import Routed
 from hansa.core.mixing import Mixing, MixingRows, mixing_shares
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
+from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
 from hansa.plumbing.errors import AlgorithmError, PartyError
@@ -25,7 +26,7 @@ from hansa.plumbing.errors import AlgorithmError, PartyError
 class Letters(RouteOp):
     """Send each receiver a number that names both; remember and report what was heard."""
 
-    size: int = 2
+    size: AnyCount = 2
     replies: ClassVar[bool] = True
     measures: ClassVar[frozenset[str] | None] = frozenset({"heard"})
 

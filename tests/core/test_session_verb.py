@@ -13,6 +13,7 @@ from postal import acted
 import hansa
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.post import AHEAD
+from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.plumbing.errors import AlgorithmError, PartyError
@@ -25,8 +26,8 @@ from hansa.sim.distributions import Constant
 class Countdown(SessionOp):
     """Party 0 sends numbers to the others, which add their ids and send them back; `ahead` are sent at once."""
 
-    times: int = 3
-    ahead: int = 1
+    times: AnyCount = 3
+    ahead: AnyCount = 1
     measures: ClassVar[frozenset[str] | None] = frozenset({"total"})
 
     def talk(self, party: Party, payload: Payload, memory: Memory) -> Talk:

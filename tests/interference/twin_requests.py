@@ -24,8 +24,8 @@ from torch import Tensor
 from twins import COLOURS, FEATURES, KINDS, LAYOUT, TASK, VARIANTS
 
 from hansa.core.ask import op_config
+from hansa.core.fields import Owner, owner_of, stated_types
 from hansa.core.registry import field_types, lookup, registered
-from hansa.kernel.ranges import RANGES
 from hansa.local import DPSGD
 from hansa.plumbing import codec
 
@@ -234,7 +234,7 @@ def with_field(op: dict[str, Any], r: random.Random) -> dict[str, Any]:
     """An op with another value of one field, of its type and mostly within the owner's range."""
     kind, name = op.get("kind", "op"), op.get("name")
     try:
-        types = field_types(lookup(kind, str(name)))
+        types, stated = field_types(lookup(kind, str(name))), stated_types(lookup(kind, str(name)))
     except Exception:
         return op
     if not types:
@@ -243,14 +243,14 @@ def with_field(op: dict[str, Any], r: random.Random) -> dict[str, Any]:
     value, hint = op.get(at), types[at]
     if isinstance(value, dict):
         return {**op, at: with_field(value if "kind" in value else {"kind": _kind_of(hint), **value}, r)}
-    return {**op, at: _field_value(at, value, hint, r)}
+    return {**op, at: _field_value(value, hint, owner_of(stated[at]), r)}
 
 
 def _kind_of(hint: Any) -> str:
     return next((each.kind for each in (hint, *get_args(hint)) if hasattr(each, "kind")), "op")
 
 
-def _field_value(name: str, value: Any, hint: Any, r: random.Random) -> Any:
+def _field_value(value: Any, hint: Any, owner: Owner | None, r: random.Random) -> Any:
     options = (hint, *get_args(hint))
     words = [word for option in options if get_origin(option) is Literal for word in get_args(option)]
     words += list(get_args(hint)) if get_origin(hint) is Literal else []
@@ -261,7 +261,7 @@ def _field_value(name: str, value: Any, hint: Any, r: random.Random) -> Any:
     if int in options or float in options:
         if type(None) in options and r.random() < 0.2:
             return None
-        low, high = RANGES.get(name, (0, 1000))
+        low, high = (0, 1000) if owner is None or owner.harmless else (owner.least, owner.most)
         new = near(value if isinstance(value, (int, float)) else 1, low, high, r)
         return float(new) if int not in options else int(min(new, 2**62))
     if isinstance(value, list) and value and isinstance(value[0], (int, float)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 import torch
 
 import hansa
+from hansa.core.fields import REQUESTED, Owner, owner_of, stated_types
 from hansa.core.op import Op
-from hansa.core.registry import build, field_types, registered
+from hansa.core.registry import build, registered
 from hansa.holdings.gateway import SampleGateway
 from hansa.kernel.gateway import GuardedGateway
-from hansa.kernel.ranges import HARMLESS, KINDS, RANGES, Ranges, holds_numbers
+from hansa.kernel.ranges import Ranges
 from hansa.local import DPSGD, SGD, Personal
 from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.secure.masking_ops import SecureMasked
@@ -53,12 +55,12 @@ PAYLOAD = {
 ASIDE = ("net", "sim", "experiment", "run", "testing", "artifacts")  # packages without ops of their own
 
 
-def chosen() -> Iterator[str]:
-    """The names of the numeric fields of all parts that a request is made of."""
-    for kind in KINDS:
+def chosen() -> Iterator[tuple[str, Owner]]:
+    """The numeric fields of all parts that a request is made of, with what they say about the owner's range."""
+    for kind in REQUESTED:
         for part in registered(kind).values():
             if part.__module__.startswith("hansa."):
-                yield from (name for name, hint in field_types(part).items() if holds_numbers(hint))
+                yield from ((name, owner) for name, hint in stated_types(part).items() if (owner := owner_of(hint)))
 
 
 def payload_entries(tree: ast.AST) -> Iterator[Any]:
@@ -75,33 +77,26 @@ def payload_entries(tree: ast.AST) -> Iterator[Any]:
                 yield getattr(node.args[1], "value", None)
 
 
-def test_every_numeric_field_of_a_request_has_a_range_or_a_reason() -> None:
-    names = set(chosen())
-    assert names <= set(RANGES) | set(HARMLESS), "add these to RANGES, or to HARMLESS with a reason"
-    assert not set(RANGES) & set(HARMLESS)
-    assert set(HARMLESS) <= names and set(RANGES) - {"rate"} <= names, "these fields no longer exist"
-    assert all(reason for reason in HARMLESS.values()) and all(low <= high for low, high in RANGES.values())
+def test_a_number_of_a_request_that_says_nothing_cannot_be_used() -> None:
+    @dataclass(frozen=True)
+    class Bare(Op):
+        lr: float = 0.1
+
+    with pytest.raises(ConfigError, match=r"Bare.lr is a bare float: say what it is by its type"):
+        Bare()
 
 
 def test_fractions_end_at_one_and_counts_begin_at_one_or_none() -> None:
+    ranges = {name: (owner.least, owner.most) for name, owner in chosen() if not owner.harmless}
     fractions = {"momentum", "held_out", "fixed", "delta", "threshold", "sample", "held", "share"}
-    assert {name for name, (_, high) in RANGES.items() if high <= 1} == fractions
-    assert all(RANGES[name] == (0, 1) for name in fractions)
+    assert {name for name, (_, high) in ranges.items() if high <= 1} == fractions
+    assert all(ranges[name] == (0, 1) for name in fractions)
     one = {"batch", "microbatch", "cap", "max_weight", "needed", "least", "k", "components", "bits", "block", "bucket",
            "size", "rounds", "repeats", "iterations", "log"}  # fmt: skip
-    assert {name for name, (low, _) in RANGES.items() if low == 1} == one
+    assert {name for name, (low, _) in ranges.items() if low == 1} == one
     lows = {"clip": 1e-9, "range": 2.0**-20, "statistics": 2.0**-20, "key_bits": 1024, "power": -1100}
-    assert {name: low for name, (low, _) in RANGES.items() if low not in (0, 1)} == lows
-    assert all(high <= 2.0**100 for _, high in RANGES.values())  # products of them do not overflow
-
-
-def test_the_ranges_are_wide_enough_for_large_parties() -> None:
-    counts = {"batch", "microbatch", "per_samples", "least", "min_rows", "min_samples", "k", "block", "bucket", "size",
-              "columns", "rounds"}  # fmt: skip
-    assert {RANGES[name][1] for name in counts} == {1_000_000_000}
-    assert RANGES["cap"][1] == RANGES["max_weight"][1] == 2**53  # float64 counts no further
-    assert {RANGES[name][1] for name in ("range", "statistics")} == {2.0**40} and RANGES["bound"][1] == 2.0**100
-    assert RANGES["noise"][1] == 2.0**60 and RANGES["max_depth"][1] == 64
+    assert {name: low for name, (low, _) in ranges.items() if low not in (0, 1)} == lows
+    assert all(low <= high <= 2.0**100 for low, high in ranges.values())  # products of them do not overflow
 
 
 def test_every_entry_of_a_payload_is_known() -> None:
@@ -110,7 +105,6 @@ def test_every_entry_of_a_payload_is_known() -> None:
         if path.relative_to(SOURCE).parts[0] not in ASIDE:
             found |= {name for name in payload_entries(ast.parse(path.read_text())) if isinstance(name, str)}
     assert found == set(PAYLOAD)
-    assert "rate" in RANGES and "alpha" in RANGES
 
 
 def test_the_defaults_admit_the_defaults_of_all_solvers() -> None:
@@ -135,7 +129,7 @@ def test_the_defaults_admit_the_defaults_of_all_solvers() -> None:
     ({"grid": (0.2, 0.8)}, build("local", "mapper", grid=(0.1, 0.5)), "and the job has 0.1"),
     ({}, SGD(lr=1e7), "requires a lr of 0 to 1e"),
     ({"lr": (0, 1e9)}, SGD(lr=1e7), None),
-    ({}, build("op", "grow-forest", bits=65), "requires a bits of 1 to 64"),
+    ({}, build("op", "grow-forest", max_depth=65), "requires a max_depth of 0 to 64"),
 ])  # fmt: skip
 def test_numbers_out_of_range_are_refused_wherever_they_are(own: Any, op: Op, why: str | None) -> None:
     refused = Ranges(own).refuses(op, 100, {})

@@ -58,14 +58,14 @@ def test_a_party_trains_as_pytorchs_optimiser_does(local: LocalSolver, make: Any
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: SGD(momentum=1.0), "momentum must lie in"),
+        (lambda: SGD(momentum=1.0), "momentum must be at least 0 and below 1"),
         (lambda: SGD(nesterov=True), "nesterov = true has no effect while momentum is 0.0"),
-        (lambda: SGD(weight_decay=-1.0), "weight_decay must not be negative"),
+        (lambda: SGD(weight_decay=-1.0), "weight_decay must be at least 0"),
         (lambda: Adam(beta1=1.0), "beta1 must lie in"),
         (lambda: Adam(beta2=-0.1), "beta2 must lie in"),
         (lambda: Adam(eps=0.0), "eps must be positive"),
-        (lambda: Adam(lr=0.0), "lr must be positive"),
-        (lambda: Adam(weight_decay=-1.0), "weight_decay must not be negative"),
+        (lambda: Adam(lr=0.0), "lr must be above 0"),
+        (lambda: Adam(weight_decay=-1.0), "weight_decay must be at least 0"),
     ],
 )
 def test_fields_outside_their_range_are_refused(make: Callable[[], object], reason: str) -> None:

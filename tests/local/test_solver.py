@@ -125,7 +125,7 @@ def test_a_party_without_samples_declines() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: SGD(lr=0.0), "lr must be positive"),
+        (lambda: SGD(lr=0.0), "lr must be above 0"),
         (lambda: SGD(epochs=0), "epochs must be at least 1"),
         (lambda: SGD(steps=0), "steps must be at least 1"),
         (lambda: SGD(batch=0), "batch must be at least 1"),

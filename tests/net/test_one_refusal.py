@@ -22,6 +22,7 @@ from hansa.classical.trees.private import PrivateHistograms
 from hansa.classical.trees.table import TreeTable
 from hansa.core.ask import op_config
 from hansa.core.op import Memory, Op, Party, Payload, Reply
+from hansa.core.quantities import AnyCount
 from hansa.core.registry import build, register
 from hansa.local import SGD
 from hansa.local.dp_sgd import DPSGD
@@ -61,7 +62,7 @@ class Failing(SGD):
 
     error: str = ""
     early: bool = False
-    number: int = 0
+    number: AnyCount = 0
 
     def train(self, party: Party, payload: Payload, memory: Memory, rule: Any = None) -> tuple[Reply, Memory]:
         if self.early:

@@ -18,6 +18,7 @@ import hansa
 from hansa import Algorithm, Federation, State, register
 from hansa.core.algorithm import Problem
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
+from hansa.core.quantities import AnyCount
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.net.aggregator import sessions
 from hansa.net.aggregator.sessions import Mailboxes
@@ -41,8 +42,8 @@ def unstarted(quick: None) -> None:
 class Ring(SessionOp):
     """Party 0 sends a vector around the ring several times; every party doubles it, and adds its number and round."""
 
-    times: int = TIMES
-    parties: int = 3
+    times: AnyCount = TIMES
+    parties: AnyCount = 3
 
     def talk(self, party: Party, payload: Payload, memory: Memory) -> Talk:
         STARTED.append((party.id, party.round))

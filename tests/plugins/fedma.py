@@ -21,6 +21,7 @@ from hansa import SGD, Algorithm, ConfigError, Federation, Parts, State, registe
 from hansa.core.algorithm import Problem
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
 from hansa.core.other_model import OtherModel
+from hansa.core.quantities import AnyCount
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import LocalSolver
 from hansa.models.model import Model
@@ -67,10 +68,10 @@ class MatchedStage(Op):
     """Train the layers above the frozen ones; send the neurons of the first of them, and remember the others."""
 
     inner: LocalSolver = SGD()
-    stage: int = 0
-    hidden: tuple[int, ...] = (6, 5)
-    spread: int = 3
-    outputs: int = 2
+    stage: AnyCount = 0
+    hidden: tuple[AnyCount, ...] = (6, 5)
+    spread: AnyCount = 3
+    outputs: AnyCount = 2
     dtype: str = "float64"
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:

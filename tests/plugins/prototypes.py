@@ -16,6 +16,7 @@ from hansa import Algorithm, Federation, State, register
 from hansa.core.algorithm import Problem
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
 from hansa.core.predictor import Predictor
+from hansa.core.quantities import AnyCount
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params
 
@@ -25,8 +26,8 @@ from hansa.numerics.params import Params
 class ClassRows(Op):
     """One row per class that the party holds: the class, its number of samples, the sum of its samples."""
 
-    classes: int = 2
-    features: int = 1
+    classes: AnyCount = 2
+    features: AnyCount = 1
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("statistics")

@@ -22,6 +22,7 @@ from torch import Tensor
 from hansa import Algorithm, Federation, State, register
 from hansa.core.algorithm import Problem
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Rate
 from hansa.core.route_op import Message, RouteOp
 from hansa.holdings.gateway import Ids
 from hansa.numerics import rng
@@ -173,7 +174,7 @@ def joined(hidden: Mapping[int, Tensor], payload: Payload) -> Tensor:
 class Forward(Forwarding):
     """Send the activations to the label holder, which trains the top layer and its own bottom layer."""
 
-    lr: float = 0.1
+    lr: Rate = 0.1
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
 
     def features(self, party: Party, payload: Payload, memory: Memory) -> Tensor:
@@ -199,7 +200,7 @@ class Forward(Forwarding):
 class Backward(RouteOp):
     """Send each party the gradient of the loss by its activations; the party trains its bottom layer."""
 
-    lr: float = 0.1
+    lr: Rate = 0.1
 
     def send(self, party: Party, payload: Payload, receivers: tuple[int, ...],
              memory: Memory) -> tuple[Mapping[int, Message], Memory]:  # fmt: skip

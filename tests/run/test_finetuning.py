@@ -139,9 +139,9 @@ def test_it_is_refused_where_no_party_has_a_network() -> None:
     ("settings", "problem"),
     [
         ({"epochs": -1}, "epochs must not be negative, got -1; 0 means no fine-tuning"),
-        ({"epochs": 1, "lr": 0}, "lr must be positive, got 0"),
+        ({"epochs": 1, "lr": 0}, "lr must be above 0, got 0"),
         ({"epoch": 1}, "unknown field 'epoch'; did you mean 'epochs'"),
-        ({"epochs": 1, "momentum": 2}, "momentum must lie in"),
+        ({"epochs": 1, "momentum": 2}, "momentum must be at least 0"),
     ],
 )
 def test_bad_settings_are_refused_in_one_sentence(settings: dict[str, Any], problem: str) -> None:

@@ -223,7 +223,7 @@ def test_a_file_and_the_command_line_say_the_same_as_python(tmp_path: Path) -> N
         (hansa.FedAvg(), {"own": {"dd": {"lr": 1.0}}}, r"run\.own\.dd: there is no party 'dd'"),
         (hansa.FedAvg(), {"own": {3: {"lr": 1.0}}}, r"run\.own\.3: there is no party '3'"),
         (hansa.FedAvg(), {"own": {"aa": {"lr": 1.0}, 0: {"lr": 2.0}}}, "the party is listed twice"),
-        (hansa.FedAvg(), {"own": {"aa": {"lr": 0.0}}}, r"run\.own\.aa: lr must be positive"),
+        (hansa.FedAvg(), {"own": {"aa": {"lr": 0.0}}}, r"run\.own\.aa.lr must be above 0"),
         (hansa.FedAvg(), {"own": {"aa": {"lr": "fast"}}}, r"run\.own\.aa\.lr: expected a number, got 'fast'"),
         (hansa.FedAvg(), {"own": {"aa": {"steps": 0}}}, "steps must be at least 1"),
         (hansa.FedAvg(), {"own": {"aa": {"drop_last": True}}}, "'drop_last' cannot be set for one party"),

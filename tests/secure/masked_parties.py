@@ -13,6 +13,7 @@ from hansa.core.ask import Ask, Reduced
 from hansa.core.driver import drive
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
+from hansa.core.quantities import AnyCount
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
 from hansa.holdings.gateway import SampleGateway
@@ -32,7 +33,7 @@ PHASES = ("secure-keys", "secure-shares", "secure-masked", "secure-unmask")
 class Count(Op):
     """Integers of a party; not an update of a model."""
 
-    size: int = 3
+    size: AnyCount = 3
     name = "test-count"
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:

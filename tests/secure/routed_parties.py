@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hansa.core.ask import Ask, Gathered, Routed
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, Vault, perform
+from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.core.relay import KEYS, RECEIVE, SEND, relay
 from hansa.core.round_record import Record
@@ -34,7 +35,7 @@ CPU = cast(Any, SimpleNamespace(device=torch.device("cpu"), targets=lambda y, we
 class Say(RouteOp):
     """Send each receiver own numbers and its id; reply with their sum and remember who was heard."""
 
-    size: int = 3
+    size: AnyCount = 3
     replies: ClassVar[bool] = True
     measures: ClassVar[frozenset[str] | None] = frozenset({"heard"})
 

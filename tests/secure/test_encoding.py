@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hansa.core.ask import Reduced
 from hansa.core.op import Op, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate
+from hansa.core.quantities import AnyCount
 from hansa.plumbing.errors import OutOfRange, RoundAborted
 from hansa.secure.encoding import LARGEST, SMALLEST, Encoding, FixedPoint, SumLayout, WideFixedPoint
 
@@ -25,8 +26,8 @@ from hansa.secure.encoding import LARGEST, SMALLEST, Encoding, FixedPoint, SumLa
 class Something(Op):
     """An op with an update, counts beside it and a metric."""
 
-    size: int = 3
-    counts: int = 2
+    size: AnyCount = 3
+    counts: AnyCount = 2
     measures = frozenset({"train_loss"})
     update = "w"
 

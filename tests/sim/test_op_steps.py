@@ -11,6 +11,7 @@ from clocks import lengths, missing, task
 
 import hansa
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import AnyCount
 
 
 @hansa.register("test-passes")
@@ -18,7 +19,7 @@ from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 class Passes(Op):
     """Passes over the samples, one step each."""
 
-    passes: int = 3
+    passes: AnyCount = 3
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         return Reply({"n": torch.tensor(float(party.n))}), memory

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import hansa
 from hansa.core.ask import Ticket
 from hansa.core.op import Memory, Op, Party, Payload, Reply
+from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.local import DPSGD, SGD, Adam, Proximal
 from hansa.numerics.objective import Objective
@@ -154,7 +155,7 @@ def test_an_outcome_survives_its_tree() -> None:
 class Breaks(SGD):
     """A solver that fails at one party."""
 
-    who: int = -1
+    who: AnyCount = -1
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if party.id == self.who:

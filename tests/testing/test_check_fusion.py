@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hansa.core.quantities import Factor
 from hansa.core.registry import register, registered
 from hansa.fusion import FLTrust, Fused, Fusion, GeometricMedian, NormClip, TrimmedMean, WeightedMean, Zeno
 from hansa.numerics.rows import Rows
@@ -73,7 +74,7 @@ class SoundMean(Mean):
 @register("broken-fusion-config")
 @dataclass(frozen=True)
 class Grows(Mean):
-    factor: float = 1.0
+    factor: Factor = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factor", self.factor * 2)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Party, Shape
+from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.transforms import Transform
 from hansa.transforms.transform import Kept
@@ -42,7 +43,7 @@ class Halves(Transform):
 class Carry(Transform):
     """Numbers as multiples of `step`; the party adds to its next vector what rounding left out of this one."""
 
-    step: float = 0.01
+    step: Factor = 0.01
     split: bool = False  # whether the memory has two entries
     remembers: ClassVar[bool] = True
 

@@ -448,7 +448,7 @@ class AsksForNoUpdate(hansa.Algorithm):
         (lambda: run(compress=3), "run.compress: expected a transform or nothing, got 3"),
         (lambda: Packed(LOCAL, Clip(1.0)), "clip keeps the form of a reply; its own op applies it"),
         (lambda: Packed(NoUpdate(), Int8()), "int8 packs updates, and 'test-no-update' sends none"),
-        (lambda: Clip(0.0), "clip is a length and must be positive"),
+        (lambda: Clip(0.0), "clip must be above 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_the_reason(make: Callable[[], Any], reason: str) -> None:

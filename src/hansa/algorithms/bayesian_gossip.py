@@ -23,6 +23,7 @@ from hansa.core.entries import Number, Text, stated
 from hansa.core.federation import Federation
 from hansa.core.mixing import MIXING, Mixing, mixing_shares
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Factor, Noise, Repeats, Steps
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
 from hansa.core.sample_bounds import Bounds, PerSample
@@ -75,10 +76,10 @@ class ExchangeBeliefs(RouteOp):
     the parameters.
     """
 
-    repeats: int = 10
-    steps: int = 1
-    scale: float = 1.0
-    sharpest: float = 1e9
+    repeats: Repeats = 10
+    steps: Steps = 1
+    scale: Factor = 1.0
+    sharpest: Noise = 1e9
     broadcast: ClassVar[bool] = True
     entries = stated(mixing=MIXING, **BELIEF)
 

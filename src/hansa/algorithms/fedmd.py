@@ -23,6 +23,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import ANY_MODEL, WORK_ENTRY, Flag, Shaped, Sizes, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.quantities import Factor, Size, Work
 from hansa.core.registry import register
 from hansa.fusion import Fusion, WeightedMean
 from hansa.holdings.gateway import SampleGateway
@@ -49,10 +50,10 @@ class PublicScores(Op):
     solver `public`, and then on its own ones by `private`. The scores are called `w`, as fusions expect.
     """
 
-    align: int = 1
-    samples: int = 1
-    classes: int = 2
-    max_score: float = 100.0
+    align: Work = 1
+    samples: Work = 1
+    classes: Size = 2
+    max_score: Factor = 100.0
     public: LocalSolver | None = None
     private: LocalSolver | None = None
     update: ClassVar[str | None] = "w"
@@ -108,10 +109,10 @@ class DigestAndRevisit(Op):
 
     local: LocalSolver = SGD()
     digest: LocalSolver = SGD()
-    align: int = 1
+    align: Work = 1
     loss: Distance = "mae"
-    temperature: float = 1.0
-    max_score: float = 100.0
+    temperature: Factor = 1.0
+    max_score: Factor = 100.0
     paced: ClassVar[bool] = True
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "digest_loss"})
     applies: ClassVar[Applies] = {"temperature": If("loss", "kl")}

@@ -12,6 +12,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Sizes, check_size, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Size
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.fusion import mean_update
@@ -25,7 +26,7 @@ from hansa.server import Descent
 class FeatureCounts(Op):
     """For each feature: the number of a party's samples in which it is not zero, and whether it occurs at all."""
 
-    features: int = 0
+    features: Size = 0
     per_sample: ClassVar[Bounds] = {"samples": PerSample(), "parties": PerSample(per_party=True), "n": PerSample()}
     entries = stated()
 

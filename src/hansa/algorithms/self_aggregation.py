@@ -17,6 +17,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, extended
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
+from hansa.core.quantities import Ends, Tolerance
 from hansa.core.registry import register
 from hansa.core.route_op import Message, PeerOp
 from hansa.fusion import Fusion, WeightedMean
@@ -39,8 +40,8 @@ class FuseNeighbours(PeerOp):
 
     inner: LocalSolver = SGD()
     fusions: tuple[Fusion, ...] = (WeightedMean(),)
-    tolerances: tuple[float, ...] = (1e-4,)
-    patience: int = 3
+    tolerances: tuple[Tolerance, ...] = (1e-4,)
+    patience: Ends = 3
     update: ClassVar[str | None] = None  # the reply is a model, not an update
     replies: ClassVar[bool] = True
 

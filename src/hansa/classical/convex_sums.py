@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hansa.core.entries import Flag, Number, Shaped, Sizes, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.quantities import Seed, Some, Wide
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.numerics import rng
@@ -82,9 +83,9 @@ class ConvexSums(Op):
 
     loss: str = "squared"
     intercept: bool = True
-    fourier: int = 0
-    gamma: float = 1.0
-    key: int = 0
+    fourier: Some = 0
+    gamma: Wide = 1.0
+    key: Seed = 0
     entries = stated(w=Shaped(shape=("rows", "columns")), centre=Shaped(shape=("columns",), optional=True))
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hansa.core.entries import WHOLE, Nested, Number, Several, Shaped, Sizes, check_size, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Size
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.plumbing.errors import PartyError
@@ -84,10 +85,10 @@ def _widest(domain: list[dict[str, Any]]) -> int:
 class SplitCounts(Op):
     """Label counts at the given nodes, in total and for each value of each feature."""
 
-    nodes: tuple[int, ...] = ()
-    features: int = 0
-    width: int = 0
-    classes: int = 0
+    nodes: tuple[Size, ...] = ()
+    features: Size = 0
+    width: Size = 0
+    classes: Size = 0
     per_sample: ClassVar[Bounds] = {
         "splits": PerSample(over=(-4, -2, -1), nearest=True), "totals": PerSample(over=(-2, -1), nearest=True),
     }  # fmt: skip

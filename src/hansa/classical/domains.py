@@ -13,6 +13,7 @@ from hansa.classical.cache import CACHE
 from hansa.core.entries import Shaped, Sizes, check_columns, check_size, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Size
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.plumbing.errors import PartyError
@@ -27,7 +28,7 @@ REFINEMENTS, PIECES = 6, 32  # exchanges, and the pieces into which each exchang
 class ValueProfile(Op):
     """For each feature: known values, values that are not small whole numbers, counts of each small whole number."""
 
-    features: int = 0
+    features: Size = 0
     per_sample: ClassVar[Bounds] = {"known": PerSample(), "off": PerSample(), "grid": PerSample(over=(-1,))}
     entries = stated()
 
@@ -53,7 +54,7 @@ class ValueProfile(Op):
 class RankCounts(Op):
     """The number of a party's samples at or below each edge, for the given features."""
 
-    features: tuple[int, ...] = ()
+    features: tuple[Size, ...] = ()
     per_sample: ClassVar[Bounds] = {"below": PerSample()}
     entries = stated(edges=Shaped(shape=("columns", None)))
 

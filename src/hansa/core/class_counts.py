@@ -9,6 +9,7 @@ import torch
 
 from hansa.core.entries import Sizes, check_size, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Size
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.plumbing.errors import PartyError
@@ -21,7 +22,7 @@ CLASSES = 2**20  # classes that a party counts at most
 class ClassCounts(Op):
     """The number of the party's samples of each class."""
 
-    classes: int = 0
+    classes: Size = 0
     per_sample: ClassVar[Bounds] = {"counts": PerSample(over=(-1,))}
     entries = stated()
 

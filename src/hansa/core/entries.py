@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from hansa.core.fields import Owner
 from hansa.plumbing.errors import ConfigError, DataError, PartyError
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Number(PayloadEntry):
     above: float = -math.inf
     none: bool = False  # whether null is allowed too
     size: str = ""  # the public size that it must equal
+    owner: Owner | None = None  # the owner's default range; without one the limits are enough
 
     @property
     def words(self) -> str:

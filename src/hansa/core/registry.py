@@ -13,11 +13,11 @@ import importlib.metadata
 import math
 import threading
 import types
-import typing
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 from hansa.core.applies import Applies, check_applies, idle
+from hansa.core.fields import LimitError, check_limits, plain, stated_types
 from hansa.plumbing.errors import ConfigError, nearest
 from hansa.plumbing.functions import REFERENCE, bind, load, load_function, reference_of
 
@@ -72,7 +72,7 @@ class Part:
             cls.__post_init__ = check_first  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        for name, hint in field_types(type(self)).items():
+        for name, hint in stated_types(type(self)).items():
             value = getattr(self, name)
             checked = convert(value, hint, f"{type(self).__name__}.{name}")
             if checked is not value:
@@ -99,7 +99,7 @@ class _Loading(threading.local):
 
 
 _loading = _Loading()
-_hints: dict[type[Any], dict[str, Any]] = {}
+_hints: dict[type[Any], dict[str, Any]] = {}  # without statements
 
 
 def register(name: str) -> Callable[[P], P]:
@@ -287,7 +287,7 @@ def from_config(kind: str, value: Any, where: str, default: Part | None = None) 
 
 def fill(cls: type[Any], values: Mapping[str, Any], where: str, base: Any = None) -> Any:
     """Make the dataclass `cls` from plain data and check names and types; other fields come from `base`."""
-    hints = field_types(cls)
+    hints = stated_types(cls)
     fields: dict[str, Any] = {f.name: getattr(base, f.name) for f in dataclasses.fields(cls)} if base else {}
     if getattr(cls, "kind", None) == "algorithm":
         values = _with_part_fields(cls, values, fields, where)
@@ -302,7 +302,7 @@ def fill(cls: type[Any], values: Mapping[str, Any], where: str, base: Any = None
                 fields[name] = field_default(cls, name)
     for f in dataclasses.fields(cls):
         if f.name not in fields and field_default(cls, f.name) is dataclasses.MISSING:
-            raise ConfigError(f"{where}: the field {f.name!r} is required ({type_name(hints[f.name])})")
+            raise ConfigError(f"{where}: the field {f.name!r} is required ({type_name(plain(hints[f.name]))})")
     try:
         return cls(**fields)
     except ConfigError as error:
@@ -345,11 +345,7 @@ def _with_part_fields(
 def field_types(cls: type[Any]) -> dict[str, Any]:
     """The type of each field of a dataclass, by name."""
     if cls not in _hints:
-        try:
-            hints = typing.get_type_hints(cls)
-        except NameError as error:
-            raise ConfigError(f"the types of the fields of {cls.__name__} cannot be read: {error}") from None
-        _hints[cls] = {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+        _hints[cls] = {name: plain(hint) for name, hint in stated_types(cls).items()}
     return _hints[cls]
 
 
@@ -384,6 +380,11 @@ def type_name(hint: Any) -> str:
 def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
     """Check and convert a value for a field's type: integers to floats, lists to tuples, tables to parts."""
     origin = get_origin(hint)
+    if origin is Annotated:
+        inner, *stated = get_args(hint)
+        number = convert(value, inner, where, default)
+        check_limits(number, tuple(stated), where)
+        return number
     if origin in (Union, types.UnionType):
         options = get_args(hint)
         if (value is None and type(None) in options) or (value == NONE and says_none(options)):
@@ -392,10 +393,13 @@ def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
         if parts and isinstance(value, (str, Mapping, Part)):
             return convert(value, parts[0], where, default)
         for option in options:
-            if option is float and isinstance(value, int) and int in options and not isinstance(value, bool):
+            whole = isinstance(value, int) and int in map(plain, options) and not isinstance(value, bool)
+            if plain(option) is float and whole:
                 continue  # keep an integer if both types are allowed
             try:
                 return convert(value, option, where, default)
+            except LimitError:
+                raise
             except ConfigError:
                 continue
     elif origin is Literal:
@@ -418,7 +422,7 @@ def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
             return value
     elif hint is Any or (isinstance(hint, type) and isinstance(value, hint)):
         return value
-    raise ConfigError(f"{where}: expected {type_name(hint)}, got {value!r}")
+    raise ConfigError(f"{where}: expected {type_name(plain(hint))}, got {value!r}")
 
 
 def says_none(options: tuple[Any, ...]) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hansa.core.entries import WHOLE, Shaped, Sizes, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Bits, CheckedWhole
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.data.cells import CODE_BITS, NAME_BYTES
@@ -240,8 +241,8 @@ class TableCategories(Op):
     is the number of bits that are left out, at least 16. `bits` is the number of bits beyond the prefix.
     """
 
-    shift: int
-    bits: int
+    shift: CheckedWhole
+    bits: Bits
     per_sample: ClassVar[Bounds] = {"rows": PerSample(), "counts": PerSample(over=(-1,))}
     entries = stated(column=CODES, prefix=CODES)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hansa.core.quantities import Quorum, Trimmed
 from hansa.core.registry import register
 from hansa.fusion.fusion import Fused, Robust
 from hansa.fusion.ordered import Rule, about_median, by_coordinate, middle_of, trimmed
@@ -53,7 +54,7 @@ class TrimmedMean(Coordinate):
     Holds while at most floor(beta n) of the n values are faulty; beta lies in [0, 1/2). With beta = 0 it is the mean.
     """
 
-    beta: float = 0.2
+    beta: Trimmed = 0.2
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 0.5:
@@ -81,7 +82,7 @@ class MeaMed(Coordinate):
     two values at the same distance, the value of the earlier party is kept. With q = 0 it is the mean.
     """
 
-    q: int | None = None
+    q: Quorum | None = None
 
     def __post_init__(self) -> None:
         if self.q is not None and self.q < 0:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from hansa.core.ask import Gathered
+from hansa.core.quantities import Iterations, Tolerance
 from hansa.core.registry import register
 from hansa.fusion.coordinate import Median
 from hansa.fusion.distances import WIDE, combination
@@ -41,8 +42,8 @@ class GeometricMedian(Robust):
     decide alone.
     """
 
-    iterations: int = 300
-    tolerance: float = 1e-6
+    iterations: Iterations = 300
+    tolerance: Tolerance = 1e-6
     weighted: bool = False
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.quantities import Models
 from hansa.core.registry import register
 from hansa.fusion.distances import combination, squared_distances
 from hansa.fusion.fusion import Fused, Robust
@@ -54,7 +55,7 @@ class Krum(Robust):
     faults that are spread over the coordinates of many parties.
     """
 
-    f: int | None = None
+    f: Models | None = None
 
     def __post_init__(self) -> None:
         if self.f is not None and self.f < 0:
@@ -97,7 +98,7 @@ class MultiKrum(Krum):
     m = 1 is Krum, m = n is the mean. Up to m = n - f - 2 (the default) it holds where Krum does.
     """
 
-    m: int | None = None
+    m: Models | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

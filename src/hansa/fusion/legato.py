@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.quantities import Log
 from hansa.core.registry import register
 from hansa.fusion.distances import combination, layer_norms
 from hansa.fusion.fusion import Fused, Robust
@@ -35,7 +36,7 @@ class Legato(Robust):
     party can do. On tensors: `rule.examine(updates, layers=..., parties=..., memory=...)`.
     """
 
-    log: int = 5
+    log: Log = 5
     remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.ask import Gathered
+from hansa.core.quantities import Bound
 from hansa.core.registry import register
 from hansa.fusion.distances import combination, norms
 from hansa.fusion.fusion import Fused, Robust
@@ -26,7 +27,7 @@ class NormClip(Robust):
     by samples. No party is excluded; the scores are the norms.
     """
 
-    bound: float | None = None
+    bound: Bound | None = None
     weighted: bool = False
 
     def __post_init__(self) -> None:

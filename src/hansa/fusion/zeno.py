@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
+from hansa.core.quantities import Factor, Models, Wide, Work
 from hansa.core.registry import register
 from hansa.fusion.distances import combination, norms
 from hansa.fusion.fusion import Fused, Robust
@@ -31,10 +32,10 @@ class Zeno(Robust):
     `rule(updates, loss=f, at=x)`, where f gives the loss of a model vector.
     """
 
-    b: int | None = None
-    rho: float = 5e-4
-    gamma: float = 1.0
-    samples: int = 32
+    b: Models | None = None
+    rho: Factor = 5e-4
+    gamma: Wide = 1.0
+    samples: Work = 32
     trusts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

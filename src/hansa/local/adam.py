@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, Unless
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import BatchSize, Decay, Epochs, Factor, Rate, Steps, Tiny
 from hansa.core.registry import register
 from hansa.local.solver import Carry, Context, LocalSolver, check_local
 from hansa.plumbing.errors import ConfigError
@@ -25,16 +26,16 @@ class Adam(LocalSolver):
     divided by 1 - beta^step. Moments start at 0 in each round. `weight_decay` adds weight_decay * w to the gradient.
     """
 
-    lr: float = 0.001
-    epochs: int = 1
-    steps: int | None = None
-    batch: int | None = 32
+    lr: Rate = 0.001
+    epochs: Epochs = 1
+    steps: Steps | None = None
+    batch: BatchSize | None = 32
     schedule: RateSchedule = ConstantRate()
     drop_last: bool = False
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    eps: Tiny = 1e-8
+    weight_decay: Factor = 0.0
     entries = LocalSolver.entries
     applies: ClassVar[Applies] = {"epochs": Unless("steps"), "drop_last": Unless("batch", None)}
 

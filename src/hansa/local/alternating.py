@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hansa.core.budget import Release
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import ExtraEpochs
 from hansa.core.registry import register
 from hansa.local.personal import Personal, in_head
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
@@ -27,8 +28,8 @@ class Alternating(Personal):
     of the two phases. Coordinates that are fixed do not move: neither by momentum nor by weight decay nor by noise.
     """
 
-    head_epochs: int = 10
-    base_epochs: int = 1
+    head_epochs: ExtraEpochs = 10
+    base_epochs: ExtraEpochs = 1
     partner: ClassVar[tuple[str, str] | None] = ("fedrep", "which sends the base of the model without its head")
     entries = Personal.entries
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import Checked, Fraction
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Context, masked_mean
 from hansa.numerics import rng
@@ -35,8 +36,8 @@ class Choosing(SGD):
     smallest. A party with a single sample trains on it and chooses by it.
     """
 
-    grid: tuple[float, ...] = (0.25, 0.5, 0.75)
-    held_out: float = 0.2
+    grid: tuple[Checked, ...] = (0.25, 0.5, 0.75)
+    held_out: Fraction = 0.2
     entries = SGD.entries
 
     def __post_init__(self) -> None:

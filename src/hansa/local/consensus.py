@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hansa.core.op import Memory, Payload
 from hansa.core.own_model import remember
+from hansa.core.quantities import Factor, Rows
 from hansa.core.registry import register
 from hansa.local.anchored import DRAWN, OWN, Anchored
 from hansa.local.solver import Batch, Carry, Context
@@ -39,8 +40,8 @@ class Consensus(Anchored):
     f_k is the mean loss, or with `per_samples` the sum of the losses divided by that number.
     """
 
-    rho: float = 0.1
-    per_samples: float | None = None
+    rho: Factor = 0.1
+    per_samples: Rows | None = None
     keeps: ClassVar[tuple[str, ...]] = (DRAWN, DUAL)
     partner: ClassVar[tuple[str, str] | None] = ("admm", "whose aggregator knows the mean of x_k + y_k / rho")
     entries = Anchored.entries

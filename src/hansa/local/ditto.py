@@ -13,6 +13,7 @@ from torch import Tensor
 from hansa.core.budget import Release
 from hansa.core.op import Memory, Payload
 from hansa.core.own_model import PREFIX, remember
+from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.local.delegating import Delegating
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
@@ -41,7 +42,7 @@ class TwoModels(Delegating):
     v has noise of its own, and a step takes two noisy sums of the same samples, because metrics of v are sent.
     """
 
-    lam: float = 1.0
+    lam: Factor = 1.0
     partner: ClassVar[tuple[str, str] | None] = ("ditto", "whose parties keep a model of their own")
     entries = Delegating.entries
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from hansa.core.applies import Applies, Unless
 from hansa.core.budget import Budget, Release
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import BatchSize, Delta, Epochs, Epsilon, Momentum, Norm, Rate, Sigma, Steps
 from hansa.core.registry import register
 from hansa.kernel.grid import Grid
 from hansa.local.clipping import prepare
@@ -61,18 +62,18 @@ class DPSGD(LocalSolver):
     "float", which every engine computes; with "discrete" a simulation trains one party at a time.
     """
 
-    lr: float = 0.1
-    epochs: int = 1
-    steps: int | None = None
-    batch: int | None = 32
+    lr: Rate = 0.1
+    epochs: Epochs = 1
+    steps: Steps | None = None
+    batch: BatchSize | None = 32
     schedule: RateSchedule = ConstantRate()
-    momentum: float = 0.0
-    clip: float = 1.0
-    sigma: float = 1.0
+    momentum: Momentum = 0.0
+    clip: Norm = 1.0
+    sigma: Sigma = 1.0
     per_layer: bool = False
-    microbatch: int | None = None
-    delta: float = 1e-5
-    epsilon: float | None = None
+    microbatch: BatchSize | None = None
+    delta: Delta = 1e-5
+    epsilon: Epsilon | None = None
     mechanism: Literal["discrete", "float"] | None = None
     sampler: ClassVar[Sampler] = "poisson"
     noisy: ClassVar[bool] = True

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hansa.core.entries import Number, extended
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import FACTORS, Factor
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
@@ -52,7 +53,7 @@ class Elastic(ElasticWorker):
         "easgd",
         "whose server keeps the centre and says how strong the pull is",
     )
-    entries = extended(ElasticWorker.entries, alpha=Number(least=0))
+    entries = extended(ElasticWorker.entries, alpha=Number(least=0, owner=FACTORS))
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         x, carry = super().start(ctx, self.own(w, memory), payload, memory)
@@ -73,7 +74,7 @@ class Overlapped(ElasticWorker):
     sent, and the anchor would never move.
     """
 
-    alpha: float = 0.6
+    alpha: Factor = 0.6
     overlaps: ClassVar[bool] = True
     partner: ClassVar[tuple[str, str] | None] = ("overlap-sgd", "whose server keeps the anchor")
     entries = ElasticWorker.entries

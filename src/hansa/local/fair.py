@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import Exponent, Rate
 from hansa.core.registry import register
 from hansa.local.gradient import Gradient
 from hansa.local.sgd import SGD
@@ -31,7 +32,7 @@ class Fair(SGD):
     finite.
     """
 
-    q: float = 1.0
+    q: Exponent = 1.0
     numbers: ClassVar[tuple[str, ...]] = ("h",)
     partner: ClassVar[tuple[str, str] | None] = ("qfedavg", WHY)
     entries = SGD.entries
@@ -61,8 +62,8 @@ class FairGradient(Gradient):
     As `fair` with dw the gradient at the global model; `lr` is 1/L.
     """
 
-    q: float = 1.0
-    lr: float = 0.1
+    q: Exponent = 1.0
+    lr: Rate = 0.1
     numbers: ClassVar[tuple[str, ...]] = ("h",)
     partner: ClassVar[tuple[str, str] | None] = ("qfedsgd", WHY)
     entries = Gradient.entries

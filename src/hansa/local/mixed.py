@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hansa.core.budget import Budget
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.local.delegating import Delegating
 from hansa.local.solver import Batch, Carry, Context, descend
@@ -32,8 +33,8 @@ class Mixed(Delegating):
     fixed. v begins as the global model of the party's first round. Only the update of w is sent.
     """
 
-    alpha: float = 0.5
-    alpha_lr: float | None = None
+    alpha: Factor = 0.5
+    alpha_lr: Factor | None = None
     partner: ClassVar[tuple[str, str] | None] = ("apfl", "which evaluates the mixtures")
     entries = Delegating.entries
 

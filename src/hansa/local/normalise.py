@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hansa.core.entries import Entries, Number, extended
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.quantities import FACTORS
 from hansa.core.registry import register
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.replies.buffer_checks import MOST, OWN
@@ -32,7 +33,7 @@ class Normalise(Wrapper):
 
     @property
     def entries(self) -> Entries | None:  # type: ignore[override]
-        return extended(self.inner.entries, rate=Number(least=0))
+        return extended(self.inner.entries, rate=Number(least=0, owner=FACTORS))
 
     def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
         solver = self.inner.at(payload.get("work") or {})

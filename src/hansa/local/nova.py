@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hansa.core.entries import Number, extended
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import FACTORS, Factor
 from hansa.core.registry import register
 from hansa.local.normalise import gradient_weight
 from hansa.local.proximal import Proximal
@@ -30,10 +31,10 @@ class Normalised(Proximal):
     both numbers by the quotient of its own rate and the common rate.
     """
 
-    mu: float = 0.0
+    mu: Factor = 0.0
     numbers: ClassVar[tuple[str, ...]] = ("tau",)
     partner: ClassVar[tuple[str, str] | None] = ("fednova", "whose server multiplies by the effective number of steps")
-    entries = extended(Proximal.entries, rate=Number(least=0))
+    entries = extended(Proximal.entries, rate=Number(least=0, owner=FACTORS))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hansa.core.op import Memory, Payload
 from hansa.core.own_model import remember
+from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.local.anchored import OWN, Anchored
 from hansa.local.solver import Carry, Context
@@ -41,9 +42,9 @@ class Plus(Anchored):
     """
 
     norm: Norm = "squared"
-    alpha: float = 0.1
-    mu: float = 0.1
-    lam: float = 0.0
+    alpha: Factor = 0.1
+    mu: Factor = 0.1
+    lam: Factor = 0.0
     partner: ClassVar[tuple[str, str] | None] = ("fedavg+", "whose aggregator knows the sum of the parties' models")
     entries = Anchored.entries
 

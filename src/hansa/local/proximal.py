@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import Factor, Wide
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
@@ -28,8 +29,8 @@ class Proximal(SGD):
     exact minimum.
     """
 
-    mu: float = 0.1
-    gamma: float | None = None
+    mu: Factor = 0.1
+    gamma: Wide | None = None
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "gamma", "steps_taken"})
     entries = SGD.entries
 

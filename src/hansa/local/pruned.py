@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hansa.core.entries import BYTES, Entries, Number, Shaped, Sizes, extended, model_of
 from hansa.core.op import Memory, Payload, Shape
+from hansa.core.quantities import Fraction
 from hansa.core.registry import register
 from hansa.local.delegating import Delegating
 from hansa.local.gradient import Gradient
@@ -65,7 +66,7 @@ class Pruned(Delegating):
     time than a dense step; in simulated time a step takes `fixed` + (1 - `fixed`) * density of a dense one.
     """
 
-    fixed: float = 0.1
+    fixed: Fraction = 0.1
     aligned: ClassVar[bool] = False
     partner: ClassVar[tuple[str, str] | None] = ("prunefl", "which sends a mask with the remaining parameters")
 

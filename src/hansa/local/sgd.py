@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, If, Unless
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import BatchSize, Epochs, Factor, Momentum, Rate, Steps
 from hansa.core.registry import register
 from hansa.local.solver import Carry, Context, LocalSolver, check_local, descend
 from hansa.local.step_rule import StepRule
@@ -28,15 +29,15 @@ class SGD(LocalSolver):
     v <- momentum * v + gradient, with `nesterov` along gradient + momentum * v; v is 0 at the start of each round.
     """
 
-    lr: float = 0.1
-    epochs: int = 1
-    steps: int | None = None
-    batch: int | None = 32
+    lr: Rate = 0.1
+    epochs: Epochs = 1
+    steps: Steps | None = None
+    batch: BatchSize | None = 32
     schedule: RateSchedule = ConstantRate()
     drop_last: bool = False
-    momentum: float = 0.0
+    momentum: Momentum = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
+    weight_decay: Factor = 0.0
     entries = LocalSolver.entries
     applies: ClassVar[Applies] = {
         "epochs": Unless("steps"),

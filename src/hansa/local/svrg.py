@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hansa.core.entries import Shaped, extended
 from hansa.core.op import Memory, Payload
+from hansa.core.quantities import BatchSize, Factor, Steps
 from hansa.core.registry import register
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
 from hansa.numerics.params import ParamSpec
@@ -27,9 +28,9 @@ class SVRG(LocalSolver):
     the party has the feature. `steps` ends the pass early.
     """
 
-    h: float = 1.0
-    batch: int | None = 1
-    steps: int | None = None
+    h: Factor = 1.0
+    batch: BatchSize | None = 1
+    steps: Steps | None = None
     partner: ClassVar[tuple[str, str] | None] = ("fsvrg", "which sends the full gradient with the model")
     entries = extended(
         LocalSolver.entries,

@@ -16,6 +16,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import WHOLE, WORK_ENTRY, Several, Shaped, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
+from hansa.core.quantities import Some
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
 from hansa.local import SGD
@@ -44,7 +45,7 @@ class TrainAbove(TrainUnits):
     from its part of an earlier matched network.
     """
 
-    stage: int = 0
+    stage: Some = 0
     entries = stated(
         layers=Several(of=LAYER),
         start=Several(of=LAYER, optional=True),

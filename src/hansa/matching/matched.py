@@ -15,6 +15,7 @@ from hansa.core.ask import Gathered
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Party, Payload, Reply, unwrap
 from hansa.core.other_model import OtherModel
+from hansa.core.quantities import Size
 from hansa.local import SGD
 from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import Process
@@ -36,7 +37,7 @@ class TrainUnits(Op):
 
     local: LocalSolver = SGD()
     layers: tuple[str, ...] = ("linear 1 1",)
-    classes: int = 0
+    classes: Size = 0
     dtype: str = "float32"
     paced: ClassVar[bool] = True
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hansa.core.ask import Gathered
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
+from hansa.core.quantities import Sweeps
 from hansa.core.registry import register
 from hansa.fusion import Fused, Fusion, Update, WeightedMean
 from hansa.matching.beta_bernoulli import assign
@@ -42,7 +43,7 @@ class MatchPermute(Fusion):
     """
 
     inner: Fusion = WeightedMean()
-    sweeps: int = 5
+    sweeps: Sweeps = 5
     verbs: ClassVar[frozenset[str]] = frozenset({"gather"})
     permutes: ClassVar[bool] = True
 

@@ -19,6 +19,7 @@ from hansa.core.entries import Number, Shaped, Sizes, check_size, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
 from hansa.core.predictor import Predictor
+from hansa.core.quantities import Components, Size
 from hansa.core.registry import register
 from hansa.matching.beta_bernoulli import LEAST, Process, match
 from hansa.matching.matched import LARGEST, WHOLE
@@ -39,9 +40,9 @@ class LocalMeans(Op):
     Means of fewer than 5 samples are left out, whatever the ask says.
     """
 
-    components: int = 10
-    features: int = 1
-    classes: int = 2
+    components: Components = 10
+    features: Size = 1
+    classes: Size = 2
     entries = stated()
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:

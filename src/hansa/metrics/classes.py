@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.applies import Applies, Unless
+from hansa.core.quantities import Place
 from hansa.core.registry import register
 from hansa.metrics.metric import Metric, Takes, checked_counts, ratios
 from hansa.metrics.predictions import Predictions
@@ -79,7 +80,7 @@ class AveragedMetric(ClassMetric):
     """
 
     average: Average = "auto"
-    positive: int = 1
+    positive: Place = 1
     applies: ClassVar[Applies] = {**Metric.applies, "positive": Unless("average", "macro")}
 
     def __post_init__(self) -> None:

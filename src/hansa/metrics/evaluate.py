@@ -15,6 +15,7 @@ from hansa.core.entries import Entries, Several, Shaped, Sizes, extended
 from hansa.core.metric_ranges import MOST
 from hansa.core.op import Memory, Party, Payload, Replies, Reply, Shape
 from hansa.core.predictor import Evaluate, Predictor, predictor_entries
+from hansa.core.quantities import Size
 from hansa.core.registry import build, register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.metrics.metric import FARTHEST, Metric, gap
@@ -44,7 +45,7 @@ class EvaluateMetrics(Evaluate):
     """
 
     metrics: tuple[Metric, ...] = ()
-    classes: int = 0
+    classes: Size = 0
     measures: ClassVar[frozenset[str] | None] = frozenset()
 
     @property

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, If
 from hansa.core.metric_ranges import Range
+from hansa.core.quantities import Place, Value
 from hansa.core.registry import Part
 from hansa.metrics.predictions import Predictions
 from hansa.plumbing.errors import ConfigError, DataError
@@ -66,9 +67,9 @@ class Metric(Part):
     scalar: ClassVar[bool] = True  # whether the value is one number; else it is a list or table of numbers
 
     label: str | None = None
-    by: str | int | None = None
-    groups: tuple[float, ...] = ()
-    edges: tuple[float, ...] = ()
+    by: str | Place | None = None
+    groups: tuple[Value, ...] = ()
+    edges: tuple[Value, ...] = ()
     applies: ClassVar[Applies] = {"groups": If("by"), "edges": If("by")}
 
     def __init_subclass__(cls, **arguments: Any) -> None:

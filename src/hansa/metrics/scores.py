@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.quantities import Place
 from hansa.core.registry import register
 from hansa.metrics.metric import Combines, Metric, Takes, checked_counts, ratios
 from hansa.metrics.predictions import Predictions
@@ -40,7 +41,7 @@ class GridMetric(Metric):
     takes: ClassVar[Takes] = "scores"
     combines: ClassVar[Combines] = "binned"
     whole: ClassVar[bool] = True
-    bins: int = 500
+    bins: Place = 500
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,7 +180,7 @@ class CalibrationError(Metric):
 
     takes: ClassVar[Takes] = "probabilities"
     higher: ClassVar[bool] = False
-    bins: int = 15
+    bins: Place = 15
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,7 @@ from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.applies import Applies, If
 from hansa.core.budget import check_delta
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper, unwrap
+from hansa.core.quantities import Length, Norm, Sigma, Weight, Wide, Work
 from hansa.core.registry import Part, register
 from hansa.kernel.clipped_sums import exact_contribution
 from hansa.kernel.grid import Grid
@@ -42,12 +43,12 @@ class Contribution(Wrapper):
     """
 
     inner: Op
-    clip: float | None = 1.0
-    cap: int | None = None
-    unit: float | None = None
-    sigma: float | None = None
-    size: int = 1
-    parties: int = 1
+    clip: Norm | None = 1.0
+    cap: Weight | None = None
+    unit: Wide | None = None
+    sigma: Sigma | None = None
+    size: Length = 1
+    parties: Work = 1
     measures: ClassVar[frozenset[str] | None] = frozenset()
     entries = Wrapper.entries
 

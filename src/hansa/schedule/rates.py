@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hansa.core.quantities import CheckedWhole, Count, Decay
 from hansa.core.registry import Part, register
 from hansa.plumbing.errors import ConfigError
 
@@ -37,7 +38,7 @@ class ConstantRate(RateSchedule):
 class ExponentialDecay(RateSchedule):
     """decay^round: the rate falls by the same factor in every round. McMahan et al. 2017, section 3 (CIFAR)."""
 
-    decay: float
+    decay: Decay
 
     def __post_init__(self) -> None:
         _check_decay(self.decay)
@@ -51,8 +52,8 @@ class ExponentialDecay(RateSchedule):
 class StepDecay(RateSchedule):
     """The rate is multiplied by `decay` at the beginning of each round in `at`."""
 
-    at: tuple[int, ...]
-    decay: float = 0.1
+    at: tuple[CheckedWhole, ...]
+    decay: Decay = 0.1
 
     def __post_init__(self) -> None:
         if not self.at or list(self.at) != sorted({*self.at}) or self.at[0] < 1:
@@ -68,8 +69,8 @@ class StepDecay(RateSchedule):
 class Cosine(RateSchedule):
     """Half a cosine from 1 to `floor` over `rounds`, then `floor`. Loshchilov and Hutter 2017, without restarts."""
 
-    rounds: int
-    floor: float = 0.0
+    rounds: Count
+    floor: Decay = 0.0
 
     def __post_init__(self) -> None:
         if self.rounds < 1:

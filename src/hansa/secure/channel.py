@@ -14,6 +14,7 @@ from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.quantities import Bits, Noise, SumRange, Weight, Work
 from hansa.core.registry import Part
 from hansa.core.sample_bounds import Bounds, largest_entry
 from hansa.numerics.norms import max_abs
@@ -48,14 +49,14 @@ class Encoded(Wrapper):
     """
 
     inner: Op
-    range: float = 16.0
-    bits: int = 32
-    max_weight: int = 2**20
-    statistics: float = 2.0**30  # the largest absolute value of the numbers that are sent beside an update
-    parties: int = 1  # the most parties that may be summed
+    range: SumRange = 16.0
+    bits: Bits = 32
+    max_weight: Weight = 2**20
+    statistics: SumRange = 2.0**30  # the largest absolute value of the numbers that are sent beside an update
+    parties: Work = 1  # the most parties that may be summed
     uniform: bool = False
     stochastic: bool = False
-    noise: float = 0.0  # the standard deviation of this party's share of the noise
+    noise: Noise = 0.0  # the standard deviation of this party's share of the noise
     label: str = ""  # of the sum within its round: different labels draw different random numbers
     measures: ClassVar[frozenset[str] | None] = frozenset()
     update: ClassVar[str | None] = None

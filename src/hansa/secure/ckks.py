@@ -27,6 +27,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, extended, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Size
 from hansa.core.registry import register
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, DataError, PartyError
@@ -141,7 +142,7 @@ class CkksEncrypt(Encoded):
 class CkksOpen(Op):
     """At the key holder: decrypt and round the sums of digits in the payload's `sealed`; one vector per `session`."""
 
-    length: int = 1
+    length: Size = 1
     serves: ClassVar[bool] = True
     entries = stated(session=payloads.IN_SESSION, sealed=payloads.MATRIX)
 

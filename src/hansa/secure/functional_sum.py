@@ -18,6 +18,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, Nested, Number, Several, extended, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Count
 from hansa.core.registry import register
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAborted
@@ -120,7 +121,7 @@ class FunctionalEncrypt(Encoded):
 class FunctionalKey(Op):
     """At the authority: send the key for the payload's `weights`; one key per session, for enough parties only."""
 
-    least: int = 2
+    least: Count = 2
     serves: ClassVar[bool] = True
     entries = stated(weights=Several(of=Number(whole=True, least=0, most=1)), boxes=payloads.MATRIX, label=payloads.ROW)
 

@@ -38,6 +38,7 @@ import torch
 
 from hansa.core.entries import Entries, FreeForm, Nested, extended, optional, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Fraction, Work
 from hansa.core.registry import register
 from hansa.plumbing.errors import PartyError
 from hansa.secure import announcement, graph, key_agreement, payloads, ring, session, shamir, signatures, sum_memory
@@ -96,9 +97,9 @@ class SecureShares(Op):
     The reply also has the commitments to all these shares, and to the seed of the party's own mask.
     """
 
-    parties: int
-    threshold: float
-    neighbours: int
+    parties: Work
+    threshold: Fraction
+    neighbours: Work
     active: bool = False
     serves: ClassVar[bool] = True
     entries = stated(
@@ -322,7 +323,7 @@ class SecureUnmask(Op):
     its mask key; zeros if the party holds no share. The party forgets its secrets of the sum before it replies.
     """
 
-    neighbours: int
+    neighbours: Work
     serves: ClassVar[bool] = True
     entries = stated(
         survivors=payloads.IDS,

@@ -16,6 +16,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, extended, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import CheckedWhole, KeyBits, Size
 from hansa.core.registry import register
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, PartyError
@@ -50,7 +51,7 @@ OPS = ("secure-paillier-key", "secure-paillier", "secure-paillier-open")
 class PaillierKey(Op):
     """Send the holder's public key; the key pair is made at the first ask and stays in the holder's memory."""
 
-    key_bits: int = SAFE
+    key_bits: KeyBits = SAFE
     serves: ClassVar[bool] = True
     entries = stated(session=payloads.IN_SESSION)
 
@@ -73,7 +74,7 @@ class PaillierKey(Op):
 class PaillierEncrypt(Encoded):
     """Send the inner op's reply, encrypted with the public key in the payload's `secure`."""
 
-    key_bits: int = SAFE
+    key_bits: KeyBits = SAFE
 
     @property
     def entries(self) -> Entries | None:  # type: ignore[override]
@@ -131,10 +132,10 @@ def added(key: PublicKey, sent: Mapping[int, Any]) -> tuple[torch.Tensor | None,
 class PaillierOpen(Op):
     """At the key holder: decrypt the vector in the payload's `sealed`; one vector per `session`."""
 
-    key_bits: int = SAFE
-    width: int = 64
-    slots: int = 31
-    length: int = 1
+    key_bits: KeyBits = SAFE
+    width: Size = 64
+    slots: CheckedWhole = 31
+    length: Size = 1
     serves: ClassVar[bool] = True
     entries = stated(session=payloads.IN_SESSION, sealed=payloads.MATRIX)
 

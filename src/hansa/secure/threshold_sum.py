@@ -23,6 +23,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, Nested, extended, optional, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import KeyBits, Needed, Total
 from hansa.core.registry import register
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAborted
@@ -68,8 +69,8 @@ OPS = ("", "-ready", "-recall", "-deal", "-open")
 class _ThresholdOp(Op):
     """Base of the ops about a dealt key; the party bounds the numbers that the aggregator chooses."""
 
-    key_bits: int = SAFE
-    needed: int = 2
+    key_bits: KeyBits = SAFE
+    needed: Needed = 2
     serves: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class ThresholdReady(_ThresholdOp):
 class RecallKey(_ThresholdOp):
     """Send the public part of the dealing with the payload's `name`, of which the party holds a share."""
 
-    total: int = 2
+    total: Total = 2
     entries = stated(name=payloads.ROW)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
@@ -170,7 +171,7 @@ class ThresholdEncrypt(PaillierEncrypt):
     the party's own share, sealed.
     """
 
-    needed: int = 2
+    needed: Needed = 2
 
     @property
     def entries(self) -> Entries | None:  # type: ignore[override]
@@ -223,7 +224,7 @@ class ThresholdEncrypt(PaillierEncrypt):
 class ThresholdOpen(_ThresholdOp):
     """Send the partial decryption of the payload's `sealed` and its proof; one vector per `session`."""
 
-    total: int = 2
+    total: Total = 2
     entries = stated(session=payloads.IN_SESSION, name=payloads.ROW, sealed=payloads.MATRIX)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:

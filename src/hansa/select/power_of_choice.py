@@ -16,6 +16,7 @@ from hansa.core.entries import Entries, Sizes
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Predictor, check_prediction, predictor_entries
+from hansa.core.quantities import BatchSize
 from hansa.core.registry import build, register
 from hansa.numerics import rng
 from hansa.plumbing.errors import ConfigError
@@ -29,7 +30,7 @@ class Loss(Op):
     """The mean loss of a model on the party's training samples, or on `batch` samples drawn each round."""
 
     predictor: str = "network"
-    batch: int | None = None
+    batch: BatchSize | None = None
 
     @property
     def entries(self) -> Entries | None:  # type: ignore[override]

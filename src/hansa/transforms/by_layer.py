@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Party, Shape
+from hansa.core.quantities import CheckedWhole
 from hansa.core.registry import Part, read_nameless, register
 from hansa.core.shapes import largest_shape
 from hansa.plumbing.errors import ConfigError
@@ -32,7 +33,7 @@ class ByLayer(RowTransform):
 
     patterns: tuple[str, ...] = ("*",)
     transforms: tuple[Transform, ...] = (IdentityTransform(),)
-    spans: tuple[tuple[int, ...], ...] = ()
+    spans: tuple[tuple[CheckedWhole, ...], ...] = ()
     varies: ClassVar[tuple[str, ...]] = ("spans",)
     layered: ClassVar[bool] = True
 

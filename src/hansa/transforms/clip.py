@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.quantities import Norm
 from hansa.core.registry import register
 from hansa.numerics.norms import l2_norm, max_abs
 from hansa.plumbing.errors import ConfigError
@@ -29,7 +30,7 @@ class Clip(Transform):
     clipped updates, so that secure sums can follow.
     """
 
-    clip: float = 1.0
+    clip: Norm = 1.0
     adds: ClassVar[bool] = True
     packs: ClassVar[bool] = False
 
@@ -60,7 +61,7 @@ class ClippedUpdate(Wrapper):
     """
 
     inner: Op
-    clip: float = 1.0
+    clip: Norm = 1.0
     entries = Wrapper.entries
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Party, Shape
+from hansa.core.quantities import Count
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
 from hansa.numerics import rng
@@ -34,7 +35,7 @@ class Int8(RowTransform):
     different scales, so they cannot be added.
     """
 
-    block: int = 1024
+    block: Count = 1024
 
     def __post_init__(self) -> None:
         if self.block < 1:

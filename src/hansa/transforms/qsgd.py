@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Party, Shape
+from hansa.core.quantities import Bits, Count
 from hansa.core.registry import register
 from hansa.core.shapes import UpTo, largest_shape
 from hansa.plumbing.errors import DataError
@@ -40,8 +41,8 @@ class QSGD(RowTransform):
     then pack one at a time, and simulated time counts the longer form.
     """
 
-    bits: int = 4
-    bucket: int = 512
+    bits: Bits = 4
+    bucket: Count = 512
     elias: bool = False
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, If
 from hansa.core.op import Party, Shape
+from hansa.core.quantities import Count, Fraction, Seed
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
 from hansa.numerics import rng
@@ -32,11 +33,11 @@ class RandK(Sparsifier):
     sets it in each round.
     """
 
-    k: int | None = None
-    share: float = 0.01
+    k: Count | None = None
+    share: Fraction = 0.01
     scaled: bool = True
     shared: bool = False
-    draw: int = 0
+    draw: Seed = 0
     varies: ClassVar[tuple[str, ...]] = ("draw",)
     applies: ClassVar[Applies] = {**Sparsifier.applies, "draw": If("shared")}
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Party, Shape
+from hansa.core.quantities import Bits, Count, Wide
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
 from hansa.plumbing.errors import ConfigError, DataError
@@ -39,9 +40,9 @@ class StochasticRounding(RowTransform):
     bounded by the step, not by the size of the numbers: numbers far below the step are mostly sent as 0.
     """
 
-    step: float = 0.001
-    bits: int = 8
-    bucket: int = 1024
+    step: Wide = 0.001
+    bits: Bits = 8
+    bucket: Count = 1024
 
     def __post_init__(self) -> None:
         check_quantiser(self.bits, self.bucket)

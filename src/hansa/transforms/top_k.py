@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Party, Shape
+from hansa.core.quantities import Count, Fraction
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
 from hansa.plumbing.errors import DataError
@@ -34,8 +35,8 @@ class TopK(Sparsifier):
     The places travel as whole numbers of 4 bytes, or as one bit per number of the vector if that is shorter.
     """
 
-    k: int | None = None
-    share: float = 0.01
+    k: Count | None = None
+    share: Fraction = 0.01
     contracts: ClassVar[bool] = True
 
     @property

@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.entries import WHOLE, Shaped, Sizes, stated
+from hansa.core.entries import WHOLE, Number, Shaped, Sizes, stated
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import MANY, BatchSize, Count, Epochs, SumRange
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
 from hansa.plumbing import codec
@@ -44,11 +46,13 @@ from hansa.vertical.linear_model import (
 )
 from hansa.vertical.psi_group import POINT
 from hansa.vertical.psi_ops import ROWS, secret_order
-from hansa.vertical.split_ops import COUNT, PARTY, whole_numbers
+from hansa.vertical.split_ops import whole_numbers
 
 SCORE_BITS, WEIGHT_BITS, FEATURE_BITS = 12, 10, 8  # scores are multiples of 2^-12, residuals of 2^-10, features of 2^-8
 ROOT, ORDER = "fedv/root", "fedv/order"  # in a party's memory: its secret, and the secret of the order of rows
 SCORES, FEATURES, KEYS = "scores", "features", "keys"  # the tensors of replies
+STEP = Number(whole=True, least=0, owner=Owner(0, 1e9))
+FEW = Number(whole=True, least=1, owner=Owner(0, MANY))
 LEAST = 2  # the fewest rows of a sum that the authority ever gives a key for
 
 
@@ -96,11 +100,11 @@ class FedVBatch(Op):
     """
 
     loss: Loss = "logistic"
-    epochs: int = 1
-    batch: int = 64
-    range: float = 64.0
+    epochs: Epochs = 1
+    batch: BatchSize = 64
+    range: SumRange = 64.0
 
-    entries = stated(**LINEAR_ROLES, step=PARTY, w=W, columns=COUNT)
+    entries = stated(**LINEAR_ROLES, step=STEP, w=W, columns=FEW)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         self.rows(LinearRoles.of(payload), payload)
@@ -195,10 +199,10 @@ class FedVKey(Op):
     among small ones, would reveal single rows.
     """
 
-    least: int = 8
+    least: Count = 8
     serves: ClassVar[bool] = True
 
-    entries = stated(**LINEAR_ROLES, step=PARTY, batch=COUNT, weights=Shaped(types=WHOLE, shape=(None,), optional=True))
+    entries = stated(**LINEAR_ROLES, step=STEP, batch=FEW, weights=Shaped(types=WHOLE, shape=(None,), optional=True))
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         LinearRoles.of(payload)

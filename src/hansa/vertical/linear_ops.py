@@ -26,6 +26,7 @@ from torch import Tensor
 
 from hansa.core.entries import Sizes, stated
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
+from hansa.core.quantities import BatchSize, Epochs, Factor, KeyBits, Rate, SumRange
 from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
@@ -76,12 +77,12 @@ class LinearTrain(SessionOp):
     """
 
     loss: Loss = "logistic"
-    epochs: int = 1
-    batch: int = 128
-    lr: float = 0.1
-    l2: float = 0.0
-    range: float = 64.0
-    key_bits: int = 2048
+    epochs: Epochs = 1
+    batch: BatchSize = 128
+    lr: Rate = 0.1
+    l2: Factor = 0.0
+    range: SumRange = 64.0
+    key_bits: KeyBits = 2048
     measures: ClassVar[frozenset[str] | None] = frozenset()
 
     entries = stated(**LINEAR_ROLES)

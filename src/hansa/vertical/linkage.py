@@ -21,6 +21,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import WHOLE, Shaped, Sizes, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import CheckedWhole
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
 from hansa.plumbing.errors import ConfigError, PartyError
@@ -72,7 +73,7 @@ class LinkKey(RouteOp):
 class LinkFilters(Op):
     """Send the filter of each person, in an order that depends on the run's seed and the ids alone."""
 
-    hashes: int = 20
+    hashes: CheckedWhole = 20
     fuzzy: ClassVar[bool] = True
     entries = stated(sizes=SIZES)
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from hansa.core.entries import Number, Several, Sizes, stated
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
+from hansa.core.quantities import BatchSize, Epochs, Momentum, Noise, Norm, Rate
 from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
@@ -201,15 +202,15 @@ class SplitTrain(SplitOp):
     middle: Model | None = None
     head: Model = Logistic()
     dtype: Literal["float32", "float64"] = "float32"
-    epochs: int = 1
-    batch: int = 32
+    epochs: Epochs = 1
+    batch: BatchSize = 32
     optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
+    lr: Rate = 0.1
+    momentum: Momentum = 0.0
     top_optimiser: Literal["sgd", "adam"] = "sgd"
-    top_lr: float = 0.1
-    clip: float | None = None
-    noise: float = 0.0
+    top_lr: Rate = 0.1
+    clip: Norm | None = None
+    noise: Noise = 0.0
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
     entries = SplitOp.entries
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from hansa.core.entries import Several, Sizes, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
+from hansa.core.quantities import BatchSize, Epochs, Momentum, Rate, Seed
 from hansa.core.registry import register
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.models.dense import Logistic
@@ -160,13 +161,13 @@ class SplitTurns(SequentialOp):
     middle: Model = Logistic()
     head: Model = Logistic()
     dtype: Literal["float32", "float64"] = "float32"
-    epochs: int = 1
-    batch: int = 32
+    epochs: Epochs = 1
+    batch: BatchSize = 32
     optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
+    lr: Rate = 0.1
+    momentum: Momentum = 0.0
     top_optimiser: Literal["sgd", "adam"] = "sgd"
-    top_lr: float = 0.1
+    top_lr: Rate = 0.1
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
     entries = SequentialOp.entries
 
@@ -242,7 +243,7 @@ class SplitTurnsTest(SequentialOp):
     middle: Model = Logistic()
     head: Model = Logistic()
     dtype: Literal["float32", "float64"] = "float32"
-    first: int = 0
+    first: Seed = 0
     measures: ClassVar[frozenset[str] | None] = METRICS
     evaluates: ClassVar[bool] = True
     entries = SequentialOp.entries

@@ -16,6 +16,7 @@ from hansa.classical.trees.coded import coded
 from hansa.classical.trees.sketches import spread_cuts
 from hansa.core.entries import Sizes, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Place
 from hansa.core.registry import register
 from hansa.holdings.stored_rows import whole
 from hansa.plumbing.errors import PartyError
@@ -36,7 +37,7 @@ class TreeBins(Op):
     The reply has one number: how many sums a node takes (`Layout`).
     """
 
-    bins: int = 32
+    bins: Place = 32
 
     entries = stated(**ROLES)
 

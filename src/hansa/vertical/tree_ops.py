@@ -15,6 +15,7 @@ from hansa.classical.trees.histograms import GradientHistograms, targets
 from hansa.classical.trees.table import NAMES, TreeArrays
 from hansa.classical.trees.targets import mean_and_bound_of
 from hansa.core.op import Memory, Party, Payload, Reply
+from hansa.core.quantities import AnyCount, Columns, Depth, Factor, KeyBits, Rate, Rows, Seed, Size, Some, Wide
 from hansa.core.registry import register
 from hansa.core.session_op import Talk
 from hansa.numerics import rng
@@ -83,15 +84,15 @@ class GrowTrees(TreeSession):
 class BoostTrees(GrowTrees):
     """Grow the next boosted tree over columns, with more than two classes one per class. Cheng et al. 2021."""
 
-    classes: int = 2
-    lr: float = 0.3
-    l2: float = 1.0
-    gamma: float = 0.0
-    min_weight: float = 0.0
-    min_samples: int = 1
-    max_depth: int = 6
-    most_bins: int = 33
-    key_bits: int = 2048
+    classes: Size = 2
+    lr: Rate = 0.3
+    l2: Factor = 1.0
+    gamma: Wide = 0.0
+    min_weight: Rows = 0.0
+    min_samples: AnyCount = 1
+    max_depth: Depth = 6
+    most_bins: Some = 33
+    key_bits: KeyBits = 2048
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
 
     def trees(self, roles: Roles) -> int:
@@ -142,16 +143,16 @@ class BoostTrees(GrowTrees):
 class ForestTrees(GrowTrees):
     """Grow `count` trees of a random forest over columns, by the exchange of boosted trees."""
 
-    classes: int = 2
-    count: int = 1
-    first: int = 0
-    key: int = 0
+    classes: Size = 2
+    count: Some = 1
+    first: Seed = 0
+    key: Seed = 0
     bootstrap: bool = True
-    columns: float | None = None
-    min_samples: int = 1
-    max_depth: int = 6
-    most_bins: int = 33
-    key_bits: int = 2048
+    columns: Columns | None = None
+    min_samples: AnyCount = 1
+    max_depth: Depth = 6
+    most_bins: Some = 33
+    key_bits: KeyBits = 2048
 
     def trees(self, roles: Roles) -> int:
         if not 1 <= self.count <= MOST_TREES or not 0 <= self.first <= MOST_TREES:

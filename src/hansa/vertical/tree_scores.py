@@ -21,6 +21,7 @@ from hansa.classical.trees.table import TreeArrays
 from hansa.core.entries import Sizes, stated
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
+from hansa.core.quantities import Depth, Size
 from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
@@ -182,9 +183,9 @@ class _Walk:
 class TreeTest(TreeWalk):
     """Measure trees over columns on the common test rows; the label holder computes the metrics."""
 
-    classes: int = 2
+    classes: Size = 2
     forest: bool = False
-    max_depth: int = 6
+    max_depth: Depth = 6
     measures: ClassVar[frozenset[str] | None] = METRICS
     evaluates: ClassVar[bool] = True
     entries = TreeWalk.entries
@@ -214,9 +215,9 @@ class TreeScores(TreeWalk):
     `job` is the finished job whose trees the parties use; None for those of this run.
     """
 
-    classes: int = 2
+    classes: Size = 2
     forest: bool = False
-    max_depth: int = 6
+    max_depth: Depth = 6
     job: str | None = None
     scores_people: ClassVar[bool] = True
     entries = stated(**ROLES, **PEOPLE)

@@ -17,6 +17,7 @@ from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
 from hansa.core.entries import Shaped, Sizes, check_columns, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Size
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.plumbing.errors import DataError, PartyError
@@ -27,8 +28,8 @@ from hansa.plumbing.errors import DataError, PartyError
 class CategoryCounts(Op):
     """The number of samples with each whole number below `categories` in some features, and with other values."""
 
-    features: tuple[int, ...] = ()
-    categories: int = 256
+    features: tuple[Size, ...] = ()
+    categories: Size = 256
     per_sample: ClassVar[Bounds] = {"counts": PerSample(over=(-1,))}
     entries = stated()
 

@@ -20,6 +20,7 @@ from hansa.classical.trees.splits import SplitRule
 from hansa.classical.trees.table import NAMES, TREES, TreeArrays, TreeTable
 from hansa.core.entries import Sizes, check_size, stated
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
+from hansa.core.quantities import AnyCount, Bits, Bound, Centre, Depth, Seed, Size, Some
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.numerics import rng
@@ -45,14 +46,14 @@ class ForestSums(TreeOp):
     numbers of the unit `bound` 2^-`bits` about `centre`. `first` is the number of earlier trees.
     """
 
-    classes: int = 2
-    centre: float = 0.0
-    bound: float = 1.0
-    bits: int = 30
-    first: int = 0
-    key: int = 0
+    classes: Size = 2
+    centre: Centre = 0.0
+    bound: Bound = 1.0
+    bits: Bits = 30
+    first: Seed = 0
+    key: Seed = 0
     drawn: bool = True
-    min_rows: int = 1
+    min_rows: AnyCount = 1
 
     @property
     def outputs(self) -> int:  # type: ignore[override]
@@ -137,10 +138,10 @@ class ForestHistograms(ForestSums):
 class GrowForest(ForestSums):
     """Trees that the party grows on its own samples, for bagging."""
 
-    trees: int = 1
-    max_depth: int = 6
-    min_samples: int = 1
-    columns: int = 1
+    trees: Some = 1
+    max_depth: Depth = 6
+    min_samples: AnyCount = 1
+    columns: AnyCount = 1
     per_sample: ClassVar[Bounds] = {}  # trees are no sums
     entries = stated(bins=BINS)
 

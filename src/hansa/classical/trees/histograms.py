@@ -16,6 +16,7 @@ from hansa.classical.trees.coded import Coded, coded
 from hansa.classical.trees.table import TREES, TreeArrays
 from hansa.core.entries import WHOLE, Entries, Number, Shaped, Sizes, check_size, extended, optional, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import AnyCount, Bits, Bound, Fraction, Seed, Size, Some
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample, rescaled
 from hansa.plumbing.errors import NotAdmitted, PartyError
@@ -214,14 +215,14 @@ class GradientHistograms(TreeOp):
     """
 
     loss: str = "logistic"
-    classes: int = 2
-    bound: float = 1.0
-    bits: int = 30
-    trees: int = 0
-    held: float = 0.0
-    sample: float = 1.0
-    key: int = 0
-    min_rows: int = 1
+    classes: Size = 2
+    bound: Bound = 1.0
+    bits: Bits = 30
+    trees: Some = 0
+    held: Fraction = 0.0
+    sample: Fraction = 1.0
+    key: Seed = 0
+    min_rows: AnyCount = 1
     entries = extended(TreeOp.entries, before=optional(TREES), base=Shaped(shape=(None,)))
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:

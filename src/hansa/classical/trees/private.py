@@ -14,6 +14,7 @@ from hansa.classical.trees.histograms import GradientHistograms, widths_of
 from hansa.core.budget import Budget, Release
 from hansa.core.entries import extended
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
+from hansa.core.quantities import AskNumber, Delta, Epsilon, Sigma
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.kernel.discrete_gaussian import SIGMAS as LARGEST
@@ -38,10 +39,10 @@ class PrivateHistograms(GradientHistograms):
     seem to need.
     """
 
-    sigma: float = 1.0
-    epsilon: float | None = None
-    delta: float = 1e-5
-    ask: int = 0  # the number of the ask in its round: asks draw different noise
+    sigma: Sigma = 1.0
+    epsilon: Epsilon | None = None
+    delta: Delta = 1e-5
+    ask: AskNumber = 0  # the number of the ask in its round: asks draw different noise
     measures: ClassVar[frozenset[str] | None] = frozenset({"epsilon"})
     per_sample: ClassVar[Bounds] = {"sums": PerSample(None, signed=True, nearest=True)}
     entries = extended(GradientHistograms.entries, "points")  # surrogates depend on all samples: another sensitivity

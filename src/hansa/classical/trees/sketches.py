@@ -24,6 +24,7 @@ from hansa.classical.trees.bins import rows_of
 from hansa.core.entries import Number, Sizes, check_columns, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
+from hansa.core.quantities import Size
 from hansa.core.registry import register
 from hansa.plumbing.errors import DataError, PartyError
 
@@ -58,7 +59,7 @@ def surrogates(rows: Array, categorical: Array, points: int) -> Array:
 class QuantileSummary(Op):
     """The party's summary of some features: `points` of each, from the payload; or all its values if that is 0."""
 
-    features: tuple[int, ...] = ()
+    features: tuple[Size, ...] = ()
     entries = stated(points=Number(whole=True, least=0, most=MOST_POINTS))
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:

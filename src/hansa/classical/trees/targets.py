@@ -14,6 +14,7 @@ from hansa.classical.trees.histograms import targets
 from hansa.core.entries import stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Centre, Power
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.plumbing.errors import PartyError
@@ -32,8 +33,8 @@ class TargetRange(Op):
     0 is the largest power: a maximum of which the aggregator learns no more than how many parties have which power.
     """
 
-    centre: float = 0.0
-    power: int = HIGHEST
+    centre: Centre = 0.0
+    power: Power = HIGHEST
     per_sample: ClassVar[Bounds] = {
         "places": PerSample(over=(-1,), per_party=True), "sum": PerSample(2**MEAN_BITS, signed=True),
         "count": PerSample(),

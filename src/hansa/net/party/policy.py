@@ -18,6 +18,7 @@ from torch import Tensor
 from hansa.core.budget import Budget
 from hansa.core.delivery import Deliver
 from hansa.core.entries import Sizes, refuses_payload
+from hansa.core.fields import Owner, owner_of, stated_types
 from hansa.core.op import DataOp, Op, Payload, unwrap
 from hansa.core.other_model import ARCHITECTURE, described
 from hansa.core.predictor import Evaluate
@@ -26,9 +27,10 @@ from hansa.core.relay import RECEIVE, SEND
 from hansa.core.route_op import RouteOp
 from hansa.data.class_weights import WeighClasses
 from hansa.data.statement import DataStatement
-from hansa.kernel.ranges import RANGES, Ranges
+from hansa.kernel.ranges import Ranges
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import FineTune, FineTunedPredictor
+from hansa.local.sgd import SGD
 from hansa.local.solver import WORK, LocalSolver
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.function import functions
@@ -333,7 +335,9 @@ class Policy:
                 raise ConfigError(f"own.{name}: expected a positive number, got {value!r}")
             if name != "lr" and not isinstance(value, int):
                 raise ConfigError(f"own.{name}: expected a whole number, got {value!r}")
-            low, high = self.ranges.own.get(name, RANGES.get(name, (0, getattr(self.limits, name, math.inf))))
+            owner = owner_of(stated_types(SGD)[name]) or Owner()
+            usual = (0, getattr(self.limits, name, math.inf)) if owner.harmless else (owner.least, owner.most)
+            low, high = self.ranges.own.get(name, usual)
             if not low <= value <= high:
                 raise ConfigError(
                     f"own.{name} is {value:g}, and this policy allows {low:g} to {high:g} in [ranges] or [limits]; "

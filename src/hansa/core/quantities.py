@@ -1,0 +1,89 @@
+"""Quantities: the named types of numbers in the fields of parts, each with its limits and its owner's default range.
+
+Few samples per step, few steps and a large rate make a reply a question about single samples; many steps are work;
+huge factors overflow. The default ranges refuse that and no honest job. An owner narrows them in `[ranges]`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from hansa.core.fields import Owner
+
+MOST = 1e6  # of factors and rates
+MANY = 10**9  # samples, parties and places
+LARGEST = 2**53  # whole numbers that float64 counts
+
+FACTORS = Owner(0, MOST)
+WORKLOAD = Owner(harmless="counted by [limits] before the work begins")
+SIZED = Owner(harmless="its reply is measured before the work begins (limits.memory)")
+CHECKED = Owner(harmless="the part itself refuses other values")
+EVALUATED = Owner(harmless="evaluate.numbers and evaluate.groups bound the numbers of an evaluation")
+SEEDS = Owner(harmless="it seeds draws of samples or places; with a privacy floor a party draws by a secret of its own")
+OF_MODELS = Owner(harmless="the fusion itself refuses values that do not fit the number of models")
+ENDS = Owner(harmless="it ends the party's own work sooner or later")
+
+# Training
+Rate = Annotated[float, Meta(gt=0, description="a learning rate"), FACTORS]
+Factor = Annotated[float, Meta(ge=0, description="the strength of a term"), FACTORS]
+PositiveFactor = Annotated[float, Meta(gt=0, description="the strength of a term"), FACTORS]
+Momentum = Annotated[float, Meta(ge=0, lt=1, description="the share of the last step in the next"), Owner(0, 1)]
+BatchSize = Annotated[int, Meta(ge=1, description="samples"), Owner(1, MANY)]
+Epochs = Annotated[int, Meta(ge=1, description="passes over a party's samples"), WORKLOAD]
+Steps = Annotated[int, Meta(ge=1, description="batches"), WORKLOAD]
+ExtraEpochs = Annotated[int, Meta(ge=0, description="passes over a party's samples"), Owner(0, 10_000)]
+Fraction = Annotated[float, Meta(ge=0, le=1), Owner(0, 1)]
+Share = Annotated[float, Meta(gt=0, le=1), Owner(0, 1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1), Owner(0, 1)]
+Gamma = Annotated[float, Meta(gt=0), Owner(0, 1e9)]
+
+# Protection
+Sigma = Annotated[float, Meta(ge=0, description="noise, in units of the sensitivity"), FACTORS]
+Norm = Annotated[float, Meta(gt=0, description="the largest norm"), Owner(1e-9, 1e9)]
+Delta = Annotated[float, Meta(gt=0, lt=1, description="of (epsilon, delta)-differential privacy"), Owner(0, 1)]
+Epsilon = Annotated[float, Meta(gt=0), Owner(harmless="the job's own budget; privacy.epsilon is the owner's")]
+SumRange = Annotated[float, Meta(gt=0), Owner(2.0**-20, 2.0**40)]
+Weight = Annotated[int, Meta(ge=1, le=LARGEST, description="samples"), Owner(1, LARGEST)]
+KeyBits = Annotated[int, Meta(ge=1024, le=16_384), Owner(1024, 16_384)]
+
+# Sizes and counts
+Count = Annotated[int, Meta(ge=1), Owner(1, MANY)]
+AnyCount = Annotated[int, Meta(ge=0), Owner(0, MANY)]
+Length = Annotated[int, Meta(ge=0), Owner(1, MANY)]
+Some = Annotated[int, Meta(ge=0), Owner(0, 100_000)]
+Bits = Annotated[int, Meta(ge=1, le=64), Owner(1, 64)]
+Size = Annotated[int, Meta(ge=0), SIZED]
+Seed = Annotated[int, SEEDS]
+
+# Others
+Work = Annotated[int, Meta(ge=0), WORKLOAD]
+AskNumber = Annotated[int, Meta(ge=0), Owner(harmless="it numbers the asks of a tree, each with its own noise")]
+Models = Annotated[int, Meta(ge=0), OF_MODELS]
+Trimmed = Annotated[float, OF_MODELS]
+CheckedWhole = Annotated[int, CHECKED]
+Checked = Annotated[float, CHECKED]
+Decay = Annotated[float, CHECKED]
+Value = Annotated[float, EVALUATED]
+Place = Annotated[int, EVALUATED]
+Bound = Annotated[float, Owner(0, 2.0**100)]
+Centre = Annotated[float, Owner(harmless="it shifts sums of targets by a known number")]
+Columns = Annotated[float, Owner(0, MANY)]
+Components = Annotated[int, Owner(1, 100_000)]
+Tiny = Annotated[float, Owner(harmless="it only makes steps of Adam shorter")]
+Iterations = Annotated[int, Owner(1, 100_000)]
+Log = Annotated[int, Owner(1, 10_000)]
+Depth = Annotated[int, Owner(0, 64)]
+Needed = Annotated[int, Owner(1, 1000)]
+Total = Annotated[int, Owner(0, 1000)]
+Noise = Annotated[float, Owner(0, 2.0**60)]
+Ends = Annotated[int, ENDS]
+Tolerance = Annotated[float, ENDS]
+Power = Annotated[int, Owner(-1100, 1100)]
+Exponent = Annotated[float, Owner(0, 1000)]
+Quorum = Annotated[int, Owner(0, 1000)]
+Repeats = Annotated[int, Owner(1, 1_000_000)]
+Wide = Annotated[float, Owner(0, 1e9)]
+Sweeps = Annotated[int, Owner(0, 10_000)]
+Rows = Annotated[float, Owner(0, MANY)]
