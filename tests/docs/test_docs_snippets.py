@@ -19,7 +19,8 @@ from hansa.experiment.config import parse, parse_set, read
 
 # Pages whose code is executed; code that takes long is on other pages.
 RUN = ["README.md", "docs/first-steps.md", "docs/data.md", "docs/algorithms/classical.md", "docs/howto/own-model.md",
-       "docs/howto/own-data.md", "docs/howto/own-algorithm.md", "docs/howto/own-engine.md", "docs/howto/secure.md",
+       "docs/howto/own-data.md", "docs/howto/own-algorithm.md", "docs/howto/method-in-one-file.md",
+       "docs/howto/own-engine.md", "docs/howto/secure.md",
        "docs/tables.md", "docs/transforms.md", "docs/use-the-model.md", "docs/larger-data.md",
        "docs/algorithms/trees.md"]  # fmt: skip
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
