@@ -58,6 +58,20 @@ def test_cliques_are_the_largest_groups_and_no_part_of_another() -> None:
     assert statistics.cliques(ranks, 9.0) == [["a", "b", "c", "d", "e"]]
 
 
+@given(st.integers(2, 6).flatmap(lambda k: st.lists(st.tuples(*[st.integers(0, 3)] * k), min_size=2, max_size=9)))
+def test_friedmans_test_is_that_of_the_formula_with_ties(blocks: list[tuple[int, ...]]) -> None:
+    """Demsar 2006, section 3.2.2, divided by the correction for ties, for two algorithms as well."""
+    n, k = len(blocks), len(blocks[0])
+    ranks = np.array([stats.rankdata(row) for row in blocks])
+    counts = [row.count(value) for row in blocks for value in set(row)]
+    correction = 1 - sum(count**3 - count for count in counts) / (n * k * (k * k - 1))
+    if correction == 0:
+        assert statistics.friedman(ranks) == 1.0
+        return
+    statistic = 12 * n / (k * (k + 1)) * (sum(ranks.mean(0) ** 2) - k * (k + 1) ** 2 / 4) / correction
+    assert statistics.friedman(ranks) == pytest.approx(stats.chi2.sf(statistic, k - 1), rel=1e-9)
+
+
 def test_blocks_without_any_difference_say_nothing() -> None:
     found = statistics.ranking(["a", "b", "c"], [[1.0, 1.0, 1.0]] * 5, higher=True)
     assert found.p == 1.0 and set(found.ranks.values()) == {2.0}

@@ -148,17 +148,11 @@ def ranking(algorithms: Sequence[str], blocks: Sequence[Sequence[float]], higher
 
 def friedman(ranks: np.ndarray) -> float:
     """The p value of Friedman's chi-square test, corrected for ties; ranks [blocks, algorithms]."""
-    n, k = ranks.shape
-    sums = ranks.sum(axis=0)
-    ties = 0.0
-    for row in ranks:
-        _, counts = np.unique(row, return_counts=True)
-        ties += float((counts**3 - counts).sum())
-    correction = 1 - ties / (n * k * (k * k - 1))
-    if correction <= 0:  # all values are equal in all blocks
+    if (ranks == ranks[:, :1]).all():  # all values are equal in all blocks
         return 1.0
-    statistic = (12 / (n * k * (k + 1)) * float((sums**2).sum()) - 3 * n * (k + 1)) / correction
-    return float(stats.chi2.sf(statistic, k - 1))
+    if ranks.shape[1] == 2:  # for which scipy has no such test: it is the chi-square test of the blocks that each wins
+        return float(stats.chisquare((ranks == 1).sum(axis=0)).pvalue)
+    return float(stats.friedmanchisquare(*ranks.T).pvalue)
 
 
 def critical_difference(algorithms: int, blocks: int) -> float:
