@@ -78,6 +78,12 @@ def test_delta_lowers_the_bound_and_a_delta_of_zero_is_its_limit() -> None:
     assert bounds[0] > bounds[-1] > 0
 
 
+@pytest.mark.parametrize(("correct", "delta"), [(450, 0.0), (450, 1e-5), (280, 0.0), (500, 1e-6)])
+def test_the_bound_is_where_the_p_value_reaches_the_error(correct: int, delta: float) -> None:
+    assert p_value(1000, 500, correct, epsilon_bound(1000, 500, correct, delta), delta) == pytest.approx(0.05)
+    assert p_value(1000, 500, correct, epsilon_bound(1000, 500, correct, delta, 0.99), delta) == pytest.approx(0.01)
+
+
 def test_the_p_value_of_pure_privacy_is_a_binomial_tail() -> None:
     assert p_value(50, 20, 18, 1.0, 0.0) == pytest.approx(stats.binom.sf(17, 20, math.e / (1 + math.e)))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
+from scipy.optimize import brentq
 
 CONFIDENCE = 0.95
 RATES = (0.01, 0.001)  # false positive rates at which true positive rates are reported
@@ -92,16 +93,13 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 
 def epsilon_bound(canaries: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE) -> float:
     """The largest epsilon that so many correct guesses refute: a lower confidence bound of the true epsilon."""
-    error = 1 - confidence
-    if p_value(canaries, guesses, correct, 0.0, delta) >= error:
+
+    def over(epsilon: float) -> float:
+        return p_value(canaries, guesses, correct, epsilon, delta) - (1 - confidence)
+
+    if over(0.0) >= 0:
         return 0.0
-    low, high = 0.0, 1.0
-    while p_value(canaries, guesses, correct, high, delta) < error and high < 64:
-        low, high = high, 2 * high
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if p_value(canaries, guesses, correct, middle, delta) < error else (low, middle)
-    return low
+    return float(brentq(over, 0.0, 64.0))  # p is 1 at an epsilon of 64
 
 
 def empirical_epsilon(scores: Any, included: Any, delta: float, confidence: float = CONFIDENCE) -> dict[str, Any]:
