@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
 from hansa.attacks.recipe import Recipe, TrainedModel
@@ -37,8 +38,7 @@ def choose(recipe: Recipe) -> list[int]:
     for column in range(flat.shape[1]):
         values, counts = np.unique(flat[:, column], return_counts=True)
         if 2 <= len(values) <= VALUES:
-            shares = counts / counts.sum()
-            entropies[column] = float(-(shares * np.log(shares)).sum())
+            entropies[column] = float(stats.entropy(counts))
     return sorted(entropies, key=lambda column: (-entropies[column], column))[:COLUMNS]
 
 

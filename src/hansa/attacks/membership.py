@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
 from hansa.attacks.recipe import Recipe, Samples, TrainedModel
@@ -163,7 +164,7 @@ def lira_scores(model: TrainedModel, pool: MemberPool, references: References) -
         # one model per sample has no spread of its own: that of confidences over samples bounds it
         deviation = max(np.sqrt((spread**2).sum() / freedom) if freedom else float(mean.std()), LEAST)
         deviation = deviation * np.sqrt(1 + 1 / count)
-        scores += sign * (-0.5 * ((asked - mean) / deviation) ** 2 - np.log(deviation))
+        scores += sign * stats.norm.logpdf(asked, mean, deviation)
     return scores
 
 
