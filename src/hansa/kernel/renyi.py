@@ -14,6 +14,11 @@ strip of half-width pi sigma^2 / |m|, which bounds the relative difference by ex
 is at least the noise in steps times the noise multiplier: with a multiplier of 0.1 (and a noise of 3,000 steps or more,
 see `kernel.grid`) the difference is below exp(-2700). With smaller multipliers epsilon is so large that it protects
 nobody.
+
+The RDP accountant of dp-accounting 0.6 does not replace this one. It agrees at integer orders. At fractional orders it
+adds the terms of an alternating series without their signs, so divergences are larger or infinite: an epsilon of up to
+20 is up to 0.3% larger, one of up to 100 up to 20%. It takes 200 ms for a new pair of rate and noise; this one takes 4.
+It has no classic conversion. The special functions are PyTorch's: with scipy's, calibrated noise has other last bits.
 """
 
 from __future__ import annotations

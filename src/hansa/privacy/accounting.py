@@ -10,6 +10,7 @@ approximates (`kernel.grid`).
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -108,7 +109,8 @@ def calibrate(
 def _root(over: Callable[[float], float], high: float) -> float:
     """The sigma at which a decreasing function crosses zero, to `PRECISION`, where the function is not positive.
 
-    By false position in the Illinois variant (Dowell and Jarratt 1971).
+    By false position in the Illinois variant (Dowell and Jarratt 1971). With `scipy.optimize.brentq`, the noise of runs
+    with a given epsilon would have other bits, and the result could lie on the other side of zero.
     """
     above = below = over(high)
     low = high
@@ -143,7 +145,4 @@ def affordable(target: float, delta: float, rate: float, sigma: float, accountan
             raise ConfigError(
                 f"more than 2^40 steps at a sampling rate of {rate} with sigma {sigma} cost less than epsilon {target}"
             )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect.bisect_left(range(high), True, low + 1, key=lambda steps: not fits(steps)) - 1
