@@ -168,7 +168,7 @@ def test_z_is_evaluated_unless_the_own_models_are_wanted() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
-    [({"rho": 0.0}, "rho must be positive and finite"), ({"per_samples": -1.0}, "per_samples must be positive")],
+    [({"rho": 0.0}, "rho must be above 0"), ({"per_samples": -1.0}, "per_samples must be above 0")],
 )
 def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(hansa.ConfigError, match=reason):

@@ -117,7 +117,7 @@ def test_no_number_of_an_own_model_or_of_alpha_is_in_any_message() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: hansa.APFL(alpha=1.5), "alpha must lie in 0..1, got 1.5"),
+        (lambda: hansa.APFL(alpha=1.5), "alpha must be at least 0 and at most 1, got 1.5"),
         (lambda: hansa.APFL(alpha_lr=-1.0), "alpha_lr must be at least 0, got -1"),
         (lambda: hansa.APFL(local=Gradient()), "the local solver 'gradient' takes no steps"),
         (lambda: hansa.APFL(local=DPSGD()), "the epsilon of 'dp-sgd' does not cover; use another local solver"),

@@ -181,8 +181,8 @@ def test_a_belief_that_is_none_or_too_certain_is_left_out(precision: Tensor) -> 
 
 @pytest.mark.parametrize(
     ("fields", "model", "sentence"),
-    [({"prior": 0.0}, linear, "prior, scale and sharpest must be positive"),
-     ({"repeats": 0}, linear, "repeats and steps at least 1"),
+    [({"prior": 0.0}, linear, "prior must be above 0"),
+     ({"repeats": 0}, linear, "repeats must be at least 1"),
      ({"sharpest": 1.0}, linear, r"sharpest is 1\.0, below the precision of the prior"),
      ({"belief": "full"}, lambda: nn.Sequential(nn.Linear(3, 300), nn.Linear(300, 1)).double(),
       "belief = 'full' is for at most 1024 parameters, and the model has 1501; set belief = 'diagonal'"),

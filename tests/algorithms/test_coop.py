@@ -149,7 +149,7 @@ def test_lost_parties_are_replaced() -> None:
 
 
 def test_bad_settings_are_one_sentence() -> None:
-    for fields, why in (({"b_l": -1}, "b_l must not be negative, got -1"),
+    for fields, why in (({"b_l": -1}, "b_l must be at least 0, got -1"),
                         ({"b_l": 4, "b_u": 3}, "b_l = 4 is larger than b_u = 3")):  # fmt: skip
         with pytest.raises(hansa.ConfigError, match=why):
             hansa.CoOp(**fields)

@@ -193,7 +193,7 @@ def test_a_step_takes_twice_the_time_on_the_simulated_clock() -> None:
 
 
 def test_a_negative_strength_is_refused() -> None:
-    with pytest.raises(hansa.ConfigError, match="lam must be finite and not negative"):
+    with pytest.raises(hansa.ConfigError, match="lam must be at least 0"):
         hansa.Ditto(lam=-1.0)
 
 

@@ -196,11 +196,11 @@ def test_the_centre_converges_to_the_optimum_of_the_mean_when_all_curvatures_are
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: hansa.EASGD(alpha=1.0), "alpha must lie in"),
-        (lambda: hansa.EASGD(beta=0.0), "beta must lie in"),
+        (lambda: hansa.EASGD(alpha=1.0), "alpha must be above 0 and below 1"),
+        (lambda: hansa.EASGD(beta=0.0), "beta must be above 0 and at most 1"),
         (lambda: hansa.EASGD(fusion=WeightedMean()), "every worker the same weight; set fusion.uniform = true"),
-        (lambda: Overlapped(alpha=0.0), "alpha must lie in"),
-        (lambda: Overlapped(alpha=1.5), "alpha must lie in"),
+        (lambda: Overlapped(alpha=0.0), "alpha must be above 0 and below 1"),
+        (lambda: Overlapped(alpha=1.5), "alpha must be above 0 and below 1, got 1.5; at 1 the anchor"),
         (lambda: Overlapped(alpha=1.0), "the anchor would never move"),
     ],
 )

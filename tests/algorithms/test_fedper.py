@@ -144,7 +144,7 @@ def test_a_head_that_the_model_does_not_have_is_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: hansa.FedPer(layers=-1), "layers must not be negative, got -1"),
+        (lambda: hansa.FedPer(layers=-1), "layers must be at least 0, got -1"),
         (lambda: hansa.FedPer(local=Gradient()), "the local solver 'gradient' takes no steps, so it cannot train a"),
         (lambda: hansa.FedPer(fusion=FLTrust()), "fltrust needs a whole model, and the server has no head"),
     ],

@@ -127,8 +127,8 @@ def test_no_number_of_a_party_s_own_layers_is_in_any_message(name: str) -> None:
     [
         (lambda: hansa.FedRep(head_epochs=0), "head_epochs must be at least 1, got 0"),
         (lambda: Alternating(base_epochs=0), "base_epochs must be at least 1, got 0"),
-        (lambda: hansa.FedRep(layers=-1), "layers must not be negative, got -1"),
-        (lambda: hansa.LGFedAvg(layers=-1), "layers must not be negative, got -1"),
+        (lambda: hansa.FedRep(layers=-1), "layers must be at least 0, got -1"),
+        (lambda: hansa.LGFedAvg(layers=-1), "layers must be at least 0, got -1"),
         (lambda: hansa.FedRep(head=("top",)), "the model has no parameter or layer 'top'; it has: 0.weight, 0.bias, 2"),
         (lambda: hansa.LGFedAvg(representation=("conv",)), "the model has no parameter or layer 'conv'; it has: 0.we"),
         (lambda: hansa.FedRep(local=Gradient()), "fedrep: the local solver 'gradient' takes no steps, so it cannot"),

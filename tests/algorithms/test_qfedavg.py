@@ -164,5 +164,5 @@ def test_a_negative_loss_is_rejected_and_a_loss_of_zero_is_not() -> None:
 
 def test_a_negative_q_is_refused() -> None:
     for solver in (Fair, FairGradient):
-        with pytest.raises(hansa.ConfigError, match="q must not be negative"):
+        with pytest.raises(hansa.ConfigError, match="q must be at least 0"):
             solver(q=-1.0)

@@ -123,7 +123,7 @@ def test_the_buffers_of_a_model_are_fused_by_the_same_kind_of_rule() -> None:
      ({"fusions": []}, "fusions and tolerances need at least one entry each"),
      ({"fusions": ["fltrust"]}, "fltrust needs trusted samples of an aggregator, which a party does not have"),
      ({"fusions": ["legato"]}, "legato needs a memory of earlier rounds"),
-     ({"patience": 0}, "patience must be at least 1"), ({"tolerances": [-1.0]}, "tolerances not negative")],
+     ({"patience": 0}, "patience must be at least 1"), ({"tolerances": [-1.0]}, "tolerances.0. must be at least 0")],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_one_sentence(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(hansa.ConfigError, match=sentence):

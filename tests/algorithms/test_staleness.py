@@ -44,9 +44,9 @@ def test_the_functions_have_the_values_of_the_paper_s_formulas() -> None:
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        ({"name": "polynomial", "a": 0.0}, "a must be positive, got 0.0"),
-        ({"name": "hinge", "a": -1.0}, "a must be positive, got -1.0"),
-        ({"name": "hinge", "b": -1}, "b must not be negative, got -1"),
+        ({"name": "polynomial", "a": 0.0}, "a must be above 0, got 0"),
+        ({"name": "hinge", "a": -1.0}, "a must be above 0, got -1"),
+        ({"name": "hinge", "b": -1}, "b must be at least 0, got -1"),
         ({"name": "polynomial", "b": 4}, "b"),  # only the hinge has a b
         ("hinges", "did you mean 'hinge'"),
     ],

@@ -129,7 +129,7 @@ def test_a_party_without_samples_declines() -> None:
         (lambda: SGD(epochs=0), "epochs must be at least 1"),
         (lambda: SGD(steps=0), "steps must be at least 1"),
         (lambda: SGD(batch=0), "batch must be at least 1"),
-        (lambda: SVRG(h=0.0), "h must be positive"),
+        (lambda: SVRG(h=0.0), "h must be above 0"),
         (lambda: SVRG(batch=0), "batch must be at least 1"),
     ],
 )

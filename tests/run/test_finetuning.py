@@ -138,7 +138,7 @@ def test_it_is_refused_where_no_party_has_a_network() -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"epochs": -1}, "epochs must not be negative, got -1; 0 means no fine-tuning"),
+        ({"epochs": -1}, "epochs must be at least 0, got -1; 0 means no fine-tuning"),
         ({"epochs": 1, "lr": 0}, "lr must be above 0, got 0"),
         ({"epoch": 1}, "unknown field 'epoch'; did you mean 'epochs'"),
         ({"epochs": 1, "momentum": 2}, "momentum must be at least 0"),

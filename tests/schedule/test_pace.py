@@ -243,12 +243,12 @@ def test_a_resumed_run_keeps_its_pace_to_the_bit(algorithm: hansa.Algorithm, pac
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Random(0, 3), "1 <= least <= most"),
-        (lambda: Random(4, 3), "1 <= least <= most"),
+        (lambda: Random(0, 3), "least must be at least 1, got 0"),
+        (lambda: Random(4, 3), "expected least <= most, got least = 4"),
         (lambda: AdaComm(0), "tau0 must be at least 1"),
-        (lambda: AdaComm(3, interval=0.0), "interval must be positive"),
-        (lambda: AdaComm(3, gamma=0.0), "gamma must lie in"),
-        (lambda: AdaComm(3, gamma=1.5), "gamma must lie in"),
+        (lambda: AdaComm(3, interval=0.0), "interval must be above 0"),
+        (lambda: AdaComm(3, gamma=0.0), "gamma must be above 0 and at most 1"),
+        (lambda: AdaComm(3, gamma=1.5), "gamma must be above 0 and at most 1"),
     ],
 )
 def test_impossible_paces_are_refused(make: Any, reason: str) -> None:

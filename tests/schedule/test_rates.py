@@ -37,14 +37,14 @@ def test_a_cosine_rate_goes_from_one_to_its_floor_and_stays() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: ExponentialDecay(0.0), "decay must lie in"),
-        (lambda: ExponentialDecay(1.1), "decay must lie in"),
-        (lambda: StepDecay(at=(3,), decay=0.0), "decay must lie in"),
+        (lambda: ExponentialDecay(0.0), "decay must be above 0 and at most 1"),
+        (lambda: ExponentialDecay(1.1), "decay must be above 0 and at most 1"),
+        (lambda: StepDecay(at=(3,), decay=0.0), "decay must be above 0 and at most 1"),
         (lambda: StepDecay(at=()), "at must list rounds from 1 on"),
         (lambda: StepDecay(at=(3, 2)), "at must list rounds from 1 on"),
-        (lambda: StepDecay(at=(0, 2)), "at must list rounds from 1 on"),
+        (lambda: StepDecay(at=(0, 2)), "at.0. must be at least 1, got 0"),
         (lambda: Cosine(rounds=0), "rounds must be at least 1"),
-        (lambda: Cosine(rounds=5, floor=1.5), "floor must lie in 0..1"),
+        (lambda: Cosine(rounds=5, floor=1.5), "floor must be at least 0 and at most 1"),
     ],
 )
 def test_impossible_schedules_are_refused(make: Any, reason: str) -> None:

@@ -17,6 +17,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import MODEL, WHOLE, Shaped, Sizes, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.quantities import Count, Factor
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.fusion import Update
@@ -92,10 +93,10 @@ class AdaptiveTopK(Algorithm):
     """
 
     local: LocalSolver = SGD()
-    k: int | None = None
-    k_min: int | None = None
-    k_max: int | None = None
-    beta: float = 10.0
+    k: Count | None = None
+    k_min: Count | None = None
+    k_max: Count | None = None
+    beta: Factor = 10.0
     packs: ClassVar[bool] = True
 
     @property
@@ -103,14 +104,10 @@ class AdaptiveTopK(Algorithm):
         return (OpenOp("accumulated-top-k"), OpenOp("settle-top-k"))
 
     def __post_init__(self) -> None:
-        if self.k_min is not None and self.k_min < 1:
-            raise ConfigError(f"k_min must be at least 1, got {self.k_min}")
         if self.k_max is not None and self.k_max < (self.k_min or 1):
             raise ConfigError(f"k_max must be at least k_min, got {self.k_max} and {self.k_min or 1}")
         if self.k is not None and not (self.k_min or 1) <= self.k <= (self.k_max or self.k):
             raise ConfigError(f"k must lie in k_min..k_max, got {self.k}")
-        if not 0 <= self.beta < math.inf:
-            raise ConfigError(f"beta must be finite and not negative, got {self.beta}")
 
     def parts(self) -> Parts:
         return Parts(self.local)

@@ -9,10 +9,11 @@ from hansa.algorithms.fedplus import add_to_mean, own_models
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
+from hansa.core.quantities import PositiveFactor, SumDivisor
 from hansa.core.registry import register
 from hansa.local import SGD, LocalSolver
 from hansa.local.anchored import check_inner
-from hansa.local.consensus import Consensus, check_consensus
+from hansa.local.consensus import Consensus
 
 
 @register("admm")
@@ -28,17 +29,14 @@ class ConsensusADMM(Algorithm):
     """
 
     local: LocalSolver = SGD()
-    rho: float = 0.1
-    per_samples: float | None = None
+    rho: PositiveFactor = 0.1
+    per_samples: SumDivisor | None = None
     personal: bool = False
     whole_updates: ClassVar[bool] = True
 
     @property
     def ops(self) -> DeclaredOps:
         return (OpenOp.of("admm", self, "rho", "per_samples"),)
-
-    def __post_init__(self) -> None:
-        check_consensus(self.rho, self.per_samples)
 
     def parts(self) -> Parts:
         return Parts(self.local)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
@@ -12,8 +12,10 @@ from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import MODEL, stated
 from hansa.core.federation import Federation
+from hansa.core.fields import Advice
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.predictor import NetworkPredictor
+from hansa.core.quantities import Factor, Mixing
 from hansa.core.registry import register
 from hansa.local.mixed import ALPHA, OWN, Mixed
 from hansa.plumbing.errors import ConfigError
@@ -30,15 +32,12 @@ class APFL(FedAvg):
     model of FedAvg; with alpha = 1 each party predicts with a model that it trains alone.
     """
 
-    alpha: float = 0.5
-    alpha_lr: float | None = None
+    alpha: Mixing = 0.5
+    alpha_lr: Annotated[Factor, Advice("with 0 alpha stays fixed")] | None = None
 
     @property
     def ops(self) -> DeclaredOps:
         return (OpenOp.of("mixed", self, "alpha", "alpha_lr"),)
-
-    def __post_init__(self) -> None:
-        self.mixed()  # checks the fields
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

@@ -23,7 +23,7 @@ from hansa.core.entries import Number, Text, stated
 from hansa.core.federation import Federation
 from hansa.core.mixing import MIXING, Mixing, mixing_shares
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import Factor, Noise, Repeats, Steps
+from hansa.core.quantities import PositiveFactor, Precision, Repeats, Steps
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
 from hansa.core.sample_bounds import Bounds, PerSample
@@ -78,8 +78,8 @@ class ExchangeBeliefs(RouteOp):
 
     repeats: Repeats = 10
     steps: Steps = 1
-    scale: Factor = 1.0
-    sharpest: Noise = 1e9
+    scale: PositiveFactor = 1.0
+    sharpest: Precision = 1e9
     broadcast: ClassVar[bool] = True
     entries = stated(mixing=MIXING, **BELIEF)
 
@@ -195,15 +195,13 @@ class BayesianGossip(PeerToPeer):
 
     topology: Topology = Ring()
     belief: Form = "diagonal"
-    prior: float = 1.0
-    scale: float = 1.0
-    repeats: int = 10
-    steps: int = 1
-    sharpest: float = 1e9
+    prior: Precision = 1.0
+    scale: PositiveFactor = 1.0
+    repeats: Repeats = 10
+    steps: Steps = 1
+    sharpest: Precision = 1e9
 
     def __post_init__(self) -> None:
-        if min(self.prior, self.scale, self.sharpest) <= 0 or min(self.repeats, self.steps) < 1:
-            raise ConfigError("prior, scale and sharpest must be positive, repeats and steps at least 1")
         if self.sharpest < self.prior:
             raise ConfigError(f"sharpest is {self.sharpest}, below the precision of the prior ({self.prior})")
 

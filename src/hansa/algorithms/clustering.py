@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.algorithms.cluster_starts import drawn_starts, read_starts
@@ -22,6 +23,7 @@ from hansa.core.entries import Number, Sizes, model_of, stated
 from hansa.core.federation import Federation, Finding, Grouping
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.predictor import NetworkPredictor
+from hansa.core.quantities import Count
 from hansa.core.registry import register
 from hansa.fusion import Fusion, WeightedMean
 from hansa.fusion.update import Update
@@ -56,11 +58,11 @@ class Clustering(FedAvg):
     the aggregator learns sums over the parties of each cluster, and not who is in which cluster.
     """
 
-    clusters: int = 2
+    clusters: Count = 2
     start: Literal["random", "spread"] = "random"
     starts: tuple[str, ...] = ()
-    restarts: int = 1
-    trial: int = 5
+    restarts: Count = 1
+    trial: Annotated[int, Meta(ge=2)] = 5
     hidden: bool = False
     clustered: ClassVar[bool] = True
     applies: ClassVar[Applies] = {
@@ -74,9 +76,6 @@ class Clustering(FedAvg):
         return (OpenOp("cluster-train"),)
 
     def __post_init__(self) -> None:
-        for name, smallest in (("clusters", 1), ("restarts", 1), ("trial", 2)):
-            if getattr(self, name) < smallest:
-                raise ConfigError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
         if self.start == "spread" and not isinstance(self.fusion, WeightedMean):
             raise ConfigError(
                 f"start = 'spread' makes a model of one party's update, which passes by {self.fusion.name!r}; use "

@@ -11,6 +11,7 @@ from hansa.algorithms.staleness import PolynomialStaleness
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
+from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.local import SGD, LocalSolver
 from hansa.plumbing.errors import ConfigError
@@ -32,8 +33,8 @@ class CoOp(Algorithm):
     """
 
     local: LocalSolver = SGD()
-    b_l: int = 1
-    b_u: int | None = None
+    b_l: AnyCount = 1
+    b_u: AnyCount | None = None
     participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
 
     @property
@@ -41,8 +42,6 @@ class CoOp(Algorithm):
         return ()
 
     def __post_init__(self) -> None:
-        if self.b_l < 0:
-            raise ConfigError(f"b_l must not be negative, got {self.b_l}")
         if self.b_u is not None and self.b_u < self.b_l:
             raise ConfigError(
                 f"b_l = {self.b_l} is larger than b_u = {self.b_u}, so no age would be accepted; lower b_l or raise b_u"

@@ -10,9 +10,10 @@ from hansa.algorithms.fedplus import own_models
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
+from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.local.anchored import check_inner
-from hansa.local.ditto import TwoModels, check_lam
+from hansa.local.ditto import TwoModels
 
 
 @register("ditto")
@@ -25,14 +26,11 @@ class Ditto(FedAvg):
     w. Any local solver, fusion and server optimiser train w as in FedAvg.
     """
 
-    lam: float = 1.0
+    lam: Factor = 1.0
 
     @property
     def ops(self) -> DeclaredOps:
         return (OpenOp.of("ditto", self, "lam"),)
-
-    def __post_init__(self) -> None:
-        check_lam(self.lam)
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

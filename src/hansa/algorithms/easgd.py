@@ -9,6 +9,7 @@ from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
+from hansa.core.quantities import Elasticity, Share
 from hansa.core.registry import register
 from hansa.fusion import Fusion, WeightedMean
 from hansa.local import Elastic, LocalSolver, Overlapped
@@ -28,8 +29,8 @@ class EASGD(Algorithm):
 
     local: LocalSolver = Elastic()
     fusion: Fusion = WeightedMean(uniform=True)
-    beta: float = 0.9
-    alpha: float | None = None
+    beta: Share = 0.9
+    alpha: Elasticity | None = None
     completes: ClassVar[str | None] = "easgd"
 
     @property
@@ -37,10 +38,6 @@ class EASGD(Algorithm):
         return ()
 
     def __post_init__(self) -> None:
-        if not 0 < self.beta <= 1:
-            raise ConfigError(f"beta must lie in (0, 1], got {self.beta}")
-        if self.alpha is not None and not 0 < self.alpha < 1:
-            raise ConfigError(f"alpha must lie in (0, 1), got {self.alpha}")
         if isinstance(self.fusion, WeightedMean) and not self.fusion.uniform:
             raise ConfigError("easgd: the centre gives every worker the same weight; set fusion.uniform = true")
 

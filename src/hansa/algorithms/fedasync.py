@@ -14,10 +14,10 @@ from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.ask import Arrival
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
+from hansa.core.quantities import AnyCount, Share
 from hansa.core.registry import register
 from hansa.local import LocalSolver, Proximal
 from hansa.numerics.params import Params
-from hansa.plumbing.errors import ConfigError
 from hansa.schedule import RateSchedule, StepDecay
 
 
@@ -50,21 +50,15 @@ class FedAsync(Algorithm):
     """
 
     local: LocalSolver = Proximal(lr=0.1, batch=50, mu=0.1)
-    alpha: float = 0.8
+    alpha: Share = 0.8
     schedule: RateSchedule = StepDecay(at=(800,), decay=0.5)
     staleness: Staleness = PolynomialStaleness()
-    max_staleness: int | None = None
+    max_staleness: AnyCount | None = None
     participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
 
     @property
     def ops(self) -> DeclaredOps:
         return ()
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise ConfigError(f"alpha must lie in (0, 1], got {self.alpha}")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise ConfigError(f"max_staleness must not be negative, got {self.max_staleness}")
 
     def parts(self) -> Parts:
         return Parts(self.local)

@@ -16,6 +16,7 @@ from hansa.core.ask import Ticket
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
+from hansa.core.quantities import AnyCount, Count
 from hansa.core.registry import register
 from hansa.fusion import Update
 from hansa.local import SGD, LocalSolver
@@ -66,20 +67,14 @@ class FedBuff(Algorithm):
 
     local: LocalSolver = SGD()
     server: ServerOptimizer = Descent()
-    buffer: int = 10
-    max_staleness: int | None = None
+    buffer: Count = 10
+    max_staleness: AnyCount | None = None
     refill: Literal["arrival", "flush"] = "arrival"
     participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
 
     @property
     def ops(self) -> DeclaredOps:
         return ()
-
-    def __post_init__(self) -> None:
-        if self.buffer < 1:
-            raise ConfigError(f"buffer must be at least 1, got {self.buffer}")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise ConfigError(f"max_staleness must not be negative, got {self.max_staleness}")
 
     def parts(self) -> Parts:
         return Parts(self.local, server=self.server)

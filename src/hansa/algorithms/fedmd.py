@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core import own_model
@@ -22,8 +23,9 @@ from hansa.core.applies import Applies, If
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import ANY_MODEL, WORK_ENTRY, Flag, Shaped, Sizes, stated
 from hansa.core.federation import Federation
+from hansa.core.fields import Advice
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
-from hansa.core.quantities import Factor, Size, Work
+from hansa.core.quantities import FACTORS, BatchSize, Epochs, PositiveFactor, Rate, SampleCount, Size
 from hansa.core.registry import register
 from hansa.fusion import Fusion, WeightedMean
 from hansa.holdings.gateway import SampleGateway
@@ -39,6 +41,8 @@ from hansa.plumbing.errors import ConfigError, PartyError, RoundAborted
 from hansa.replies.reply_checks import SLACK, all_finite
 
 Distance = Literal["mae", "mse", "kl"]
+Score = Annotated[float, Meta(gt=0, lt=1e30, description="the largest score"), FACTORS]
+AnyEpochs = Annotated[int, Meta(ge=0), Advice("0 leaves the training out")]
 
 
 @register("fedmd-scores")
@@ -50,17 +54,16 @@ class PublicScores(Op):
     solver `public`, and then on its own ones by `private`. The scores are called `w`, as fusions expect.
     """
 
-    align: Work = 1
-    samples: Work = 1
+    align: SampleCount = 1
+    samples: SampleCount = 1
     classes: Size = 2
-    max_score: Factor = 100.0
+    max_score: Score = 100.0
     public: LocalSolver | None = None
     private: LocalSolver | None = None
     update: ClassVar[str | None] = "w"
     entries = stated(model=ANY_MODEL, begin=Flag(optional=True))
 
     def __post_init__(self) -> None:
-        check_exchange(self.align, self.max_score)
         if self.align > self.samples:
             raise ConfigError(f"align is {self.align}, and there are {self.samples} public samples; lower it")
 
@@ -109,10 +112,10 @@ class DigestAndRevisit(Op):
 
     local: LocalSolver = SGD()
     digest: LocalSolver = SGD()
-    align: Work = 1
+    align: SampleCount = 1
     loss: Distance = "mae"
-    temperature: Factor = 1.0
-    max_score: Factor = 100.0
+    temperature: PositiveFactor = 1.0
+    max_score: Score = 100.0
     paced: ClassVar[bool] = True
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "digest_loss"})
     applies: ClassVar[Applies] = {"temperature": If("loss", "kl")}
@@ -121,10 +124,6 @@ class DigestAndRevisit(Op):
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         if len(payload["scores"]) != self.align or max_abs([payload["scores"]]) > self.max_score * SLACK:
             raise PartyError(f"malformed ask: it needs {self.align} rows of scores up to {self.max_score:g}")
-
-    def __post_init__(self) -> None:
-        check_exchange(self.align, self.max_score)
-        check_temperature(self.temperature)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if not own_model.known(memory):
@@ -162,15 +161,15 @@ class FedMD(Algorithm):
 
     local: LocalSolver = SGD(lr=0.05, epochs=10, batch=5)
     fusion: Fusion = WeightedMean(uniform=True)
-    align: int | None = None
+    align: Annotated[SampleCount, Advice("leave it out for all public samples")] | None = None
     loss: Distance = "mae"
-    temperature: float = 1.0
-    digest_epochs: int = 1
-    digest_batch: int = 128
-    digest_lr: float | None = None
-    public_epochs: int | None = None
-    private_epochs: int = 10
-    max_score: float = 100.0
+    temperature: PositiveFactor = 1.0
+    digest_epochs: Epochs = 1
+    digest_batch: BatchSize = 128
+    digest_lr: Rate | None = None
+    public_epochs: AnyEpochs | None = None
+    private_epochs: AnyEpochs = 10
+    max_score: Score = 100.0
     trains: ClassVar[bool] = False  # the server has no model
     models: ClassVar[Literal["one", "several"]] = "several"
     uses_public: ClassVar[bool] = True
@@ -187,18 +186,6 @@ class FedMD(Algorithm):
         scores = OpenOp("fedmd-scores", {"max_score": self.max_score}, largest=self.max_score)
         own = (scores, OpenOp.of("fedmd-learn", self, *same))
         return (*own, *(solver for solver in solvers if solver is not None))
-
-    def __post_init__(self) -> None:
-        check_exchange(1 if self.align is None else self.align, self.max_score)
-        check_temperature(self.temperature)
-        for name in ("digest_epochs", "digest_batch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("public_epochs", "private_epochs"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}; 0 leaves the training out")
-        if self.digest_lr is not None and not self.digest_lr > 0:
-            raise ConfigError(f"digest_lr must be positive, got {self.digest_lr}")
 
     @property
     def verbs(self) -> frozenset[str]:
@@ -282,20 +269,6 @@ class FedMD(Algorithm):
         """Each party's own model; the payload has the hash of the last scores, by which runs can be compared."""
         scores = state.slots.get("scores")
         return "own-model", {} if scores is None else {"scores": codec.digest({"scores": scores})}
-
-
-def check_exchange(align: int, max_score: float) -> None:
-    """Check the fields that the algorithm and its ops share."""
-    if align < 1:
-        raise ConfigError(f"align must be at least 1, got {align}; leave it out for all public samples")
-    if not 0 < max_score < 1e30:
-        raise ConfigError(f"max_score must be positive and less than 1e30, got {max_score}")
-
-
-def check_temperature(temperature: float) -> None:
-    """Check the temperature of scores."""
-    if not temperature > 0:
-        raise ConfigError(f"temperature must be positive, got {temperature}")
 
 
 def public_samples(party: Party) -> PublicSamples:

@@ -16,6 +16,7 @@ from hansa.core.entries import WHOLE, Shaped, Sizes, model_of, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload
 from hansa.core.predictor import NetworkPredictor
+from hansa.core.quantities import Layers
 from hansa.core.registry import register
 from hansa.local.personal import Division, Personal, own_model
 from hansa.numerics.params import ParamSpec
@@ -79,21 +80,12 @@ class FedPer(PersonalLayers):
     party is evaluated on its own test samples with its own head.
     """
 
-    layers: int = 1
+    layers: Layers = 1
     head: tuple[str, ...] = ()
     applies: ClassVar[Applies] = {"layers": Unless("head")}
 
-    def __post_init__(self) -> None:
-        check_layers(self.layers)
-
     def personal(self) -> Personal:
         return Personal(self.local, self.layers, self.head)
-
-
-def check_layers(layers: int) -> None:
-    """Check the number of layers that a party keeps."""
-    if layers < 0:
-        raise ConfigError(f"layers must not be negative, got {layers}")
 
 
 @register("personal")

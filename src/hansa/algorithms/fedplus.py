@@ -12,6 +12,7 @@ from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.op import Op
+from hansa.core.quantities import Factor, Iterations, Mixing, Tolerance
 from hansa.core.registry import register
 from hansa.fusion import Update, mean_update
 from hansa.fusion.fusion import lower_median, median
@@ -19,7 +20,7 @@ from hansa.fusion.moreau import centre
 from hansa.fusion.ordered import NotFinite
 from hansa.local import SGD, LocalSolver
 from hansa.local.anchored import check_inner
-from hansa.local.plus import Plus, check_plus
+from hansa.local.plus import Plus
 from hansa.numerics.prox import Norm
 from hansa.numerics.rows import Rows
 from hansa.plumbing.errors import ConfigError, RoundAborted
@@ -46,18 +47,15 @@ class FedPlus(Algorithm):
     """Base of the Fed+ family."""
 
     local: LocalSolver = SGD()
-    alpha: float = 0.1
-    mu: float = 0.1
-    lam: float = 0.0
+    alpha: Factor = 0.1
+    mu: Factor = 0.1
+    lam: Mixing = 0.0
     norm: ClassVar[Norm]
     whole_updates: ClassVar[bool] = True
 
     @property
     def ops(self) -> DeclaredOps:
         return (self.op,)
-
-    def __post_init__(self) -> None:
-        check_plus(self.alpha, self.mu, self.lam)
 
     def parts(self) -> Parts:
         return Parts(self.local)
@@ -104,15 +102,8 @@ class RobustPlus(FedPlus):
     `iterations` steps it ends with a warning.
     """
 
-    tolerance: float = 1e-6
-    iterations: int = 100
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.tolerance >= 0:
-            raise ConfigError(f"tolerance must not be negative, got {self.tolerance}")
-        if self.iterations < 1:
-            raise ConfigError(f"iterations must be at least 1, got {self.iterations}")
+    tolerance: Tolerance = 1e-6
+    iterations: Iterations = 100
 
     @property
     def verbs(self) -> frozenset[str]:
@@ -159,7 +150,7 @@ class FedGeoMedPlus(RobustPlus):
     Moreau envelopes of ||w_k - w||; it is the mean if all w_k lie within rho, and the geometric median for small rho.
     """
 
-    alpha: float = 0.01
+    alpha: Factor = 0.01
     norm: ClassVar[Norm] = "l2"
 
 
@@ -173,5 +164,5 @@ class FedCoMedPlus(RobustPlus):
     median for small rho.
     """
 
-    mu: float = 0.001
+    mu: Factor = 0.001
     norm: ClassVar[Norm] = "l1"

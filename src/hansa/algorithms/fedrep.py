@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hansa.algorithms.fedper import FedPer
+from hansa.core.quantities import ExtraEpochs
 from hansa.core.registry import register
 from hansa.local.alternating import Alternating
 from hansa.local.personal import Personal
@@ -19,11 +20,7 @@ class FedRep(FedPer):
     `local.steps` the base takes that many steps, and the head `head_epochs` times as many.
     """
 
-    head_epochs: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.personal()  # checks head_epochs
+    head_epochs: ExtraEpochs = 10
 
     def personal(self) -> Personal:
         return Alternating(self.local, self.layers, self.head, self.head_epochs, self.local.plan[0])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hansa.algorithms.fedper import PersonalLayers, check_layers
+from hansa.algorithms.fedper import PersonalLayers
 from hansa.core.applies import Applies, Unless
+from hansa.core.quantities import Layers
 from hansa.core.registry import register
 from hansa.local.personal import Personal, Representation
 
@@ -22,13 +23,10 @@ class LGFedAvg(PersonalLayers):
     the common initial model.
     """
 
-    layers: int = 1
+    layers: Layers = 1
     representation: tuple[str, ...] = ()
     kept: ClassVar[str] = "representation"
     applies: ClassVar[Applies] = {"layers": Unless("representation")}
-
-    def __post_init__(self) -> None:
-        check_layers(self.layers)
 
     def personal(self) -> Personal:
         return Representation(self.local, self.layers, self.representation)

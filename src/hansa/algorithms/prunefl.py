@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from msgspec import Meta
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.algorithms.pruning import by_magnitude, prunable, reselected
@@ -13,6 +14,8 @@ from hansa.core.algorithm import Problem, State
 from hansa.core.applies import Applies, Unless
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
+from hansa.core.fields import Advice
+from hansa.core.quantities import AnyCount, BelowOne, PositiveFactor, Share
 from hansa.core.registry import register
 from hansa.fusion.mean import mean_update
 from hansa.fusion.update import Update
@@ -34,14 +37,14 @@ class PruneFL(FedAvg):
     come back start at 0. Biases and other vectors are never pruned.
     """
 
-    first: int = 0
-    first_rounds: int = 1
-    density: float = 0.5
-    interval: int = 10
-    removable: float = 0.3
-    half_life: float = 100.0
-    fixed: float = 0.1
-    max_density: float = 1.0
+    first: AnyCount = 0
+    first_rounds: AnyCount = 1
+    density: Annotated[Share, Advice("0.5 keeps half of the weights")] = 0.5
+    interval: AnyCount = 10
+    removable: Annotated[BelowOne, Advice("1 could empty a layer")] = 0.3
+    half_life: PositiveFactor = 100.0
+    fixed: Annotated[float, Meta(gt=0, lt=1), Advice("it is the time that no pruning saves")] = 0.1
+    max_density: Share = 1.0
     whole: ClassVar[bool] = False
     aligned: ClassVar[bool] = False  # the mask changes
     applies: ClassVar[Applies] = {
@@ -54,19 +57,8 @@ class PruneFL(FedAvg):
         return (OpenOp.of("pruned", self, "fixed"), OpenOp("squared-gradient"))
 
     def __post_init__(self) -> None:
-        for name in ("first", "first_rounds", "interval"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 < self.density <= 1:
-            raise ConfigError(f"density must lie in (0, 1], got {self.density}; 0.5 keeps half of the weights")
-        if not self.density <= self.max_density <= 1:
-            raise ConfigError(f"max_density must lie between density and 1, got {self.max_density}")
-        if not 0 <= self.removable < 1:
-            raise ConfigError(f"removable must lie in [0, 1), got {self.removable}; 1 could empty a layer")
-        if not 0 < self.fixed < 1:
-            raise ConfigError(f"fixed must lie in (0, 1), got {self.fixed}; it is the time that no pruning saves")
-        if not self.half_life > 0:
-            raise ConfigError(f"half_life must be positive, got {self.half_life}")
+        if self.max_density < self.density:
+            raise ConfigError(f"max_density must be at least density, got {self.max_density} and {self.density}")
         if self.first_rounds == 0 and self.density < 1:
             raise ConfigError(
                 "density describes the pruning in the first rounds, and first_rounds is 0; set density to 1, or set "

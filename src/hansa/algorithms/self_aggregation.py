@@ -17,7 +17,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, extended
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
-from hansa.core.quantities import Ends, Tolerance
+from hansa.core.quantities import Patience, Tolerance
 from hansa.core.registry import register
 from hansa.core.route_op import Message, PeerOp
 from hansa.fusion import Fusion, WeightedMean
@@ -41,7 +41,7 @@ class FuseNeighbours(PeerOp):
     inner: LocalSolver = SGD()
     fusions: tuple[Fusion, ...] = (WeightedMean(),)
     tolerances: tuple[Tolerance, ...] = (1e-4,)
-    patience: Ends = 3
+    patience: Patience = 3
     update: ClassVar[str | None] = None  # the reply is a model, not an update
     replies: ClassVar[bool] = True
 
@@ -110,17 +110,13 @@ class SelfAggregation(PeerToPeer):
     local: LocalSolver = SGD()
     topology: Topology = Ring()
     fusions: tuple[Fusion, ...] = (WeightedMean(),)
-    tolerances: tuple[float, ...] = (1e-4,)
-    patience: int = 3
+    tolerances: tuple[Tolerance, ...] = (1e-4,)
+    patience: Patience = 3
     symmetric: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.fusions or not self.tolerances:
             raise ConfigError("fusions and tolerances need at least one entry each")
-        if self.patience < 1 or min(self.tolerances) < 0:
-            raise ConfigError(
-                f"patience must be at least 1 and tolerances not negative, got {self.patience} and {self.tolerances}"
-            )
         for rule in self.fusions:
             if rule.trusts or rule.remembers or rule.permutes:
                 why = ("trusted samples of an aggregator" if rule.trusts else "a memory of earlier rounds"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hansa.core.quantities import AnyCount, PositiveFactor
 from hansa.core.registry import Part, register
-from hansa.plumbing.errors import ConfigError
-from hansa.server.optimiser import check_positive
 
 
 class Staleness(Part):
@@ -34,10 +33,7 @@ class ConstantStaleness(Staleness):
 class PolynomialStaleness(Staleness):
     """s = (age + 1)^-a."""
 
-    a: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_positive("a", self.a)
+    a: PositiveFactor = 0.5
 
     def weight(self, age: int) -> float:
         return float((age + 1) ** -self.a)
@@ -48,13 +44,8 @@ class PolynomialStaleness(Staleness):
 class HingeStaleness(Staleness):
     """s = 1 up to the age b, then 1 / (a (age - b) + 1)."""
 
-    a: float = 10.0
-    b: int = 4
-
-    def __post_init__(self) -> None:
-        check_positive("a", self.a)
-        if self.b < 0:
-            raise ConfigError(f"b must not be negative, got {self.b}")
+    a: PositiveFactor = 10.0
+    b: AnyCount = 4
 
     def weight(self, age: int) -> float:
         return 1.0 if age <= self.b else 1.0 / (self.a * (age - self.b) + 1.0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.algorithms.fedbuff import REMEMBERED, refill, staleness
@@ -13,14 +14,14 @@ from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation, Finding
 from hansa.core.op import Payload
+from hansa.core.quantities import Count, Factor, PositiveFactor
 from hansa.core.registry import register
 from hansa.fusion import Update
 from hansa.local import SGD, Gradient, LocalSolver
 from hansa.numerics.norms import l2_norm, max_abs
-from hansa.plumbing.errors import ConfigError, RoundAborted
+from hansa.plumbing.errors import RoundAborted
 from hansa.replies.reply_checks import all_finite
 from hansa.server import Descent
-from hansa.server.optimiser import check_positive
 
 
 @register("zeno++")
@@ -36,26 +37,17 @@ class ZenoPlusPlus(Algorithm):
     """
 
     local: LocalSolver = SGD(lr=0.1, batch=128, steps=1)
-    gamma: float = 0.1
-    rho: float = 0.001
-    epsilon: float = 0.0
-    refresh: int = 10
-    max_staleness: int = 10
+    gamma: PositiveFactor = 0.1
+    rho: Factor = 0.001
+    epsilon: Factor = 0.0
+    refresh: Count = 10
+    max_staleness: Annotated[int, Meta(ge=0, le=REMEMBERED)] = 10
     participation: ClassVar[Literal["cohort", "all", "own"]] = "own"
     trusts: ClassVar[bool] = True
 
     @property
     def ops(self) -> DeclaredOps:
         return ()
-
-    def __post_init__(self) -> None:
-        check_positive("gamma", self.gamma)
-        if not self.rho >= 0 or not self.epsilon >= 0:
-            raise ConfigError(f"rho and epsilon must not be negative, got {self.rho} and {self.epsilon}")
-        if self.refresh < 1:
-            raise ConfigError(f"refresh must be at least 1, got {self.refresh}")
-        if not 0 <= self.max_staleness <= REMEMBERED:
-            raise ConfigError(f"max_staleness must lie in 0..{REMEMBERED}, got {self.max_staleness}")
 
     def parts(self) -> Parts:
         return Parts(self.local)

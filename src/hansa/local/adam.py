@@ -10,10 +10,9 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, Unless
 from hansa.core.op import Memory, Payload
-from hansa.core.quantities import BatchSize, Decay, Epochs, Factor, Rate, Steps, Tiny
+from hansa.core.quantities import BatchSize, Epochs, Factor, Rate, Remembered, Steps, Tiny
 from hansa.core.registry import register
-from hansa.local.solver import Carry, Context, LocalSolver, check_local
-from hansa.plumbing.errors import ConfigError
+from hansa.local.solver import Carry, Context, LocalSolver
 from hansa.schedule import ConstantRate, RateSchedule
 
 
@@ -32,22 +31,12 @@ class Adam(LocalSolver):
     batch: BatchSize | None = 32
     schedule: RateSchedule = ConstantRate()
     drop_last: bool = False
-    beta1: Decay = 0.9
-    beta2: Decay = 0.999
+    beta1: Remembered = 0.9
+    beta2: Remembered = 0.999
     eps: Tiny = 1e-8
     weight_decay: Factor = 0.0
     entries = LocalSolver.entries
     applies: ClassVar[Applies] = {"epochs": Unless("steps"), "drop_last": Unless("batch", None)}
-
-    def __post_init__(self) -> None:
-        check_local(self.lr, self.epochs, self.steps, self.batch)
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
-        if not self.eps > 0:
-            raise ConfigError(f"eps must be positive, got {self.eps}")
-        if not self.weight_decay >= 0:
-            raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
 
     def rate(self, round: int) -> float:
         return self.lr * self.schedule.factor(round)

@@ -14,7 +14,6 @@ from hansa.core.quantities import ExtraEpochs
 from hansa.core.registry import register
 from hansa.local.personal import Personal, in_head
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
-from hansa.plumbing.errors import ConfigError
 
 AT = "alternating/at"  # the number of steps that the party has taken in this round
 
@@ -32,11 +31,6 @@ class Alternating(Personal):
     base_epochs: ExtraEpochs = 1
     partner: ClassVar[tuple[str, str] | None] = ("fedrep", "which sends the base of the model without its head")
     entries = Personal.entries
-
-    def __post_init__(self) -> None:
-        for name in ("head_epochs", "base_epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @property
     def whole(self) -> LocalSolver:

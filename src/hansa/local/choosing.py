@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Memory, Payload
-from hansa.core.quantities import Checked, Fraction
+from hansa.core.quantities import HeldOut, Portion
 from hansa.local.sgd import SGD
 from hansa.local.solver import Batch, Context, masked_mean
 from hansa.numerics import rng
@@ -36,22 +36,19 @@ class Choosing(SGD):
     smallest. A party with a single sample trains on it and chooses by it.
     """
 
-    grid: tuple[Checked, ...] = (0.25, 0.5, 0.75)
-    held_out: Fraction = 0.2
+    grid: tuple[Portion, ...] = (0.25, 0.5, 0.75)
+    held_out: HeldOut = 0.2
     entries = SGD.entries
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.grid or not all(0 <= weight <= 1 for weight in self.grid):
-            raise ConfigError(f"grid must list weights in 0..1, got {list(self.grid)}; try grid = [0.25, 0.5, 0.75]")
+        if not self.grid:
+            raise ConfigError("grid lists no weights; try grid = [0.25, 0.5, 0.75]")
         if len(set(self.grid)) < len(self.grid):
             raise ConfigError(f"grid lists a weight twice: {list(self.grid)}")
         if len(self.grid) > MOST:
             raise ConfigError(
                 f"grid lists {len(self.grid)} weights, and a party keeps a model for each; give at most {MOST}"
             )
-        if not 0 < self.held_out < 1:
-            raise ConfigError(f"held_out must lie between 0 and 1, got {self.held_out}")
 
     def share(self, payload: Payload) -> float:
         return float(len(self.grid))  # gradients per step

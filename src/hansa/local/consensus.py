@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,23 +10,14 @@ from torch import Tensor
 
 from hansa.core.op import Memory, Payload
 from hansa.core.own_model import remember
-from hansa.core.quantities import Factor, Rows
+from hansa.core.quantities import PositiveFactor, SumDivisor
 from hansa.core.registry import register
 from hansa.local.anchored import DRAWN, OWN, Anchored
 from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import StepRule
 from hansa.numerics.params import Params, ParamSpec
-from hansa.plumbing.errors import ConfigError
 
 DUAL = "admm/y"
-
-
-def check_consensus(rho: float, per_samples: float | None) -> None:
-    """Check the fields of consensus ADMM."""
-    if not 0 < rho < math.inf:
-        raise ConfigError(f"rho must be positive and finite, got {rho}")
-    if per_samples is not None and not 0 < per_samples < math.inf:
-        raise ConfigError(f"per_samples must be positive and finite, or left out, got {per_samples}")
 
 
 @register("admm")
@@ -40,14 +30,11 @@ class Consensus(Anchored):
     f_k is the mean loss, or with `per_samples` the sum of the losses divided by that number.
     """
 
-    rho: Factor = 0.1
-    per_samples: Rows | None = None
+    rho: PositiveFactor = 0.1
+    per_samples: SumDivisor | None = None
     keeps: ClassVar[tuple[str, ...]] = (DRAWN, DUAL)
     partner: ClassVar[tuple[str, str] | None] = ("admm", "whose aggregator knows the mean of x_k + y_k / rho")
     entries = Anchored.entries
-
-    def __post_init__(self) -> None:
-        check_consensus(self.rho, self.per_samples)
 
     @property
     def strength(self) -> float:

@@ -3,7 +3,6 @@ Personalization")."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -26,12 +25,6 @@ CENTRE = "centre"  # in the carry of the own model: lam times the shared model
 DRAWS = 2**34  # folded into a step's key for the noise of the own model
 
 
-def check_lam(lam: float) -> None:
-    """Check the strength of the pull to the shared model."""
-    if not 0 <= lam < math.inf:
-        raise ConfigError(f"lam must be finite and not negative, got {lam}")
-
-
 @register("ditto")
 @dataclass(frozen=True)
 class TwoModels(Delegating):
@@ -47,7 +40,6 @@ class TwoModels(Delegating):
     entries = Delegating.entries
 
     def __post_init__(self) -> None:
-        check_lam(self.lam)
         inner: LocalSolver | None = self.inner
         while inner is not None:
             if isinstance(inner, TwoModels):

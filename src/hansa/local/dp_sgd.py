@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.applies import Applies, Unless
 from hansa.core.budget import Budget, Release
+from hansa.core.fields import Advice, Owner
 from hansa.core.op import Memory, Payload
-from hansa.core.quantities import BatchSize, Delta, Epochs, Epsilon, Momentum, Norm, Rate, Sigma, Steps
+from hansa.core.quantities import BatchSize, Delta, Epochs, Epsilon, Momentum, Rate, Sigma, Steps
 from hansa.core.registry import register
 from hansa.kernel.grid import Grid
 from hansa.local.clipping import prepare
-from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler, check_local, descend
+from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler, descend
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import ParamSpec
 from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ConstantRate, RateSchedule
 
-CLIPS = (1e-6, 1e6)  # below, rounding errors exceed the noise; above, nothing is clipped
+CLIPS = Meta(ge=1e-6, le=1e6)  # below, rounding errors exceed the noise; above, nothing is clipped
+WHAT = Advice("it is the longest that a sample's gradient may be, and lr scales what is made of them")
 FINE = 24  # a deployed party rounds a noisy sum of floats to 2^-24 of the noise's scale
 SIGMAS = (1e-6, 1e6)  # below, the noise hides nothing; above, it hides everything
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # statistics that layers collect from samples
@@ -68,7 +71,7 @@ class DPSGD(LocalSolver):
     batch: BatchSize | None = 32
     schedule: RateSchedule = ConstantRate()
     momentum: Momentum = 0.0
-    clip: Norm = 1.0
+    clip: Annotated[float, CLIPS, Owner(1e-9, 1e9), WHAT] = 1.0
     sigma: Sigma = 1.0
     per_layer: bool = False
     microbatch: BatchSize | None = None
@@ -82,23 +85,12 @@ class DPSGD(LocalSolver):
     applies: ClassVar[Applies] = {"epochs": Unless("steps")}
 
     def __post_init__(self) -> None:
-        check_local(self.lr, self.epochs, self.steps, self.batch)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if not CLIPS[0] <= self.clip <= CLIPS[1]:
-            raise ConfigError(
-                f"clip must lie in {CLIPS[0]:g} to {CLIPS[1]:g}, got {self.clip:g}; it is the longest that a sample's "
-                "gradient may be, and lr scales what is made of them"
-            )
         if self.sigma != 0 and not SIGMAS[0] <= self.sigma <= SIGMAS[1]:
             raise ConfigError(
                 f"sigma must lie in {SIGMAS[0]:g} to {SIGMAS[1]:g}, got {self.sigma:g}; or be 0, which gives no privacy"
             )
-        if self.microbatch is not None and self.microbatch < 1:
-            raise ConfigError(f"microbatch must be at least 1, or left out, got {self.microbatch}")
         if self.mechanism == "discrete" and self.sigma == 0:
             raise ConfigError("mechanism = 'discrete' is a kind of noise, and sigma is 0; leave out one of them")
-        _ = self.budget  # checks epsilon and delta
 
     @property
     def budget(self) -> Budget:

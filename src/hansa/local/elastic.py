@@ -6,19 +6,19 @@ Zhang, Choromanska and LeCun 2015; Wang, Liang and Joshi 2020.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from hansa.core.entries import Number, extended
+from hansa.core.fields import Advice
 from hansa.core.op import Memory, Payload
-from hansa.core.quantities import FACTORS, Factor
+from hansa.core.quantities import FACTORS, Elasticity
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
 from hansa.numerics.params import Params, ParamSpec
-from hansa.plumbing.errors import ConfigError
 
 OWN, BEGUN = "elastic/x", "elastic/begun"
 
@@ -74,15 +74,10 @@ class Overlapped(ElasticWorker):
     sent, and the anchor would never move.
     """
 
-    alpha: Factor = 0.6
+    alpha: Annotated[Elasticity, Advice("at 1 the anchor would never move")] = 0.6
     overlaps: ClassVar[bool] = True
     partner: ClassVar[tuple[str, str] | None] = ("overlap-sgd", "whose server keeps the anchor")
     entries = ElasticWorker.entries
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.alpha < 1:
-            raise ConfigError(f"alpha must lie in (0, 1), got {self.alpha}; at 1 the anchor would never move")
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         pulled, carry = super().start(ctx, torch.lerp(self.own(w, memory), w, self.alpha), payload, memory)

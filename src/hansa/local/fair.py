@@ -15,7 +15,6 @@ from hansa.core.registry import register
 from hansa.local.gradient import Gradient
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
-from hansa.plumbing.errors import ConfigError
 
 FLOOR = 1e-10  # added to a loss before it is raised to a power
 TINY = 1e-20  # added to a learning rate, so that a rate of 0 gives no division by zero
@@ -36,10 +35,6 @@ class Fair(SGD):
     numbers: ClassVar[tuple[str, ...]] = ("h",)
     partner: ClassVar[tuple[str, str] | None] = ("qfedavg", WHY)
     entries = SGD.entries
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_q(self.q)
 
     def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
         return {"h": math.inf}
@@ -68,11 +63,6 @@ class FairGradient(Gradient):
     partner: ClassVar[tuple[str, str] | None] = ("qfedsgd", WHY)
     entries = Gradient.entries
 
-    def __post_init__(self) -> None:
-        check_q(self.q)
-        if not self.lr > 0:
-            raise ConfigError(f"lr must be positive, got {self.lr}")
-
     def rate(self, round: int) -> float:
         return self.lr
 
@@ -98,8 +88,3 @@ def weighed(dw: Tensor, loss: Tensor, q: float, lipschitz: Any) -> dict[str, Ten
     scale = positive**q
     h = q * positive ** (q - 1) * (dw * dw).sum() + lipschitz * scale
     return {"w": -scale.to(dw.dtype) * dw, "h": h.to(dw.dtype)}
-
-
-def check_q(q: float) -> None:
-    if not q >= 0:
-        raise ConfigError(f"q must not be negative, got {q}; 0 weighs all parties alike")

@@ -9,22 +9,25 @@ party: the reply to the ask is empty. A party whose fine-tuning diverges keeps t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.applies import Applies, If, Unless
 from hansa.core.entries import WORK_ENTRY, Entries, FreeForm, Sizes, Text, extended, stated
+from hansa.core.fields import Advice
 from hansa.core.metric_ranges import Range
 from hansa.core.op import Around, Memory, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.own_model import trained
 from hansa.core.predictor import NetworkPredictor, Predictor, check_prediction, predictor_entries
+from hansa.core.quantities import BatchSize, Factor, Momentum, Rate
 from hansa.core.registry import Part, build, register
 from hansa.local.sgd import SGD
 from hansa.local.solver import LocalSolver
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params
-from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.plumbing.errors import PartyError
 from hansa.replies.reply_checks import all_finite
 
 PREFIX = "finetuned/"  # of the model's vectors in a memory
@@ -42,21 +45,16 @@ class FineTuning(Part):
     """
 
     kind: ClassVar[str] = "finetune"
-    epochs: int = 0
-    lr: float = 0.01
-    batch: int | None = 32
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    epochs: Annotated[int, Meta(ge=0), Advice("0 means no fine-tuning")] = 0
+    lr: Rate = 0.01
+    batch: BatchSize | None = 32
+    momentum: Momentum = 0.0
+    weight_decay: Factor = 0.0
     drop_last: bool = False
     applies: ClassVar[Applies] = {
         **dict.fromkeys(("lr", "batch", "momentum", "weight_decay"), If("epochs")),
         "drop_last": (If("epochs"), Unless("batch", None)),
     }
-
-    def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise ConfigError(f"epochs must not be negative, got {self.epochs}; 0 means no fine-tuning")
-        _ = self.solver  # checks the other fields
 
     @property
     def solver(self) -> SGD:

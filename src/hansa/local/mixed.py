@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from hansa.core.budget import Budget
+from hansa.core.fields import Advice
 from hansa.core.op import Memory, Payload
-from hansa.core.quantities import Factor
+from hansa.core.quantities import Factor, Mixing
 from hansa.core.registry import register
 from hansa.local.delegating import Delegating
 from hansa.local.solver import Batch, Carry, Context, descend
 from hansa.numerics.params import Params, ParamSpec
-from hansa.plumbing.errors import ConfigError
 
 OWN, ALPHA, BEGUN = "mixed/own", "mixed/alpha", "mixed/begun"
 
@@ -33,16 +33,10 @@ class Mixed(Delegating):
     fixed. v begins as the global model of the party's first round. Only the update of w is sent.
     """
 
-    alpha: Factor = 0.5
-    alpha_lr: Factor | None = None
+    alpha: Mixing = 0.5
+    alpha_lr: Annotated[Factor, Advice("with 0 alpha stays fixed")] | None = None
     partner: ClassVar[tuple[str, str] | None] = ("apfl", "which evaluates the mixtures")
     entries = Delegating.entries
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"alpha must lie in 0..1, got {self.alpha}")
-        if self.alpha_lr is not None and not self.alpha_lr >= 0:
-            raise ConfigError(f"alpha_lr must not be negative, got {self.alpha_lr}; with 0 alpha stays fixed")
 
     @property
     def budget(self) -> Budget | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hansa.core.applies import Applies, Unless
 from hansa.core.entries import Entries, extended, model_of
 from hansa.core.op import Memory, Payload
-from hansa.core.quantities import Some
+from hansa.core.quantities import Layers
 from hansa.core.registry import register
 from hansa.local.delegating import Delegating
 from hansa.local.solver import Carry, Context
@@ -74,7 +74,7 @@ class Personal(Delegating):
     The party remembers its head. In its first round a party starts with the common initial head.
     """
 
-    layers: Some = 1
+    layers: Layers = 1
     head: tuple[str, ...] = ()
     lower: ClassVar[bool] = False  # whether the personal layers are the first ones
     partner: ClassVar[tuple[str, str] | None] = ("fedper", "which sends the base of the model without its head")

@@ -12,22 +12,12 @@ from torch import Tensor
 
 from hansa.core.op import Memory, Payload
 from hansa.core.own_model import remember
-from hansa.core.quantities import Factor
+from hansa.core.quantities import Factor, Mixing
 from hansa.core.registry import register
 from hansa.local.anchored import OWN, Anchored
 from hansa.local.solver import Carry, Context
 from hansa.numerics.params import Params
 from hansa.numerics.prox import Norm, prox
-from hansa.plumbing.errors import ConfigError
-
-
-def check_plus(alpha: float, mu: float, lam: float) -> None:
-    """Check the fields of Fed+."""
-    for name, value in (("alpha", alpha), ("mu", mu)):
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{name} must be finite and not negative, got {value}")
-    if not 0 <= lam <= 1:
-        raise ConfigError(f"lam must lie in 0..1, got {lam}; at 0 a party starts from its own model")
 
 
 @register("plus")
@@ -44,12 +34,9 @@ class Plus(Anchored):
     norm: Norm = "squared"
     alpha: Factor = 0.1
     mu: Factor = 0.1
-    lam: Factor = 0.0
+    lam: Mixing = 0.0
     partner: ClassVar[tuple[str, str] | None] = ("fedavg+", "whose aggregator knows the sum of the parties' models")
     entries = Anchored.entries
-
-    def __post_init__(self) -> None:
-        check_plus(self.alpha, self.mu, self.lam)
 
     @property
     def strength(self) -> float:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Payload
-from hansa.core.quantities import Factor, Wide
+from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context
 from hansa.local.step_rule import StepRule
-from hansa.plumbing.errors import ConfigError
 
 
 @register("proximal")
@@ -30,16 +31,11 @@ class Proximal(SGD):
     """
 
     mu: Factor = 0.1
-    gamma: Wide | None = None
+    gamma: Annotated[float, Meta(ge=0, le=1), Owner(0, 1e9)] | None = None
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss", "gamma", "steps_taken"})
     entries = SGD.entries
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.mu >= 0:
-            raise ConfigError(f"mu must not be negative, got {self.mu}")
-        if self.gamma is not None and not 0 <= self.gamma <= 1:
-            raise ConfigError(f"gamma must lie in 0..1, got {self.gamma}")
         if self.lr * self.mu >= 1:
             effect = "diverges" if self.lr * self.mu >= 2 else "oscillates"
             product = f"lr * mu is {self.lr * self.mu:g}"

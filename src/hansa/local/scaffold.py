@@ -41,7 +41,6 @@ class Controlled(SGD):
     entries = extended(SGD.entries, c=Shaped(shape=("dim",)))
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.option == "II" and (self.momentum or self.weight_decay):
             raise ConfigError(
                 "option II reads the mean gradient off plain SGD steps, which momentum and weight_decay are not; "

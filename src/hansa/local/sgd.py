@@ -12,9 +12,8 @@ from hansa.core.applies import Applies, If, Unless
 from hansa.core.op import Memory, Payload
 from hansa.core.quantities import BatchSize, Epochs, Factor, Momentum, Rate, Steps
 from hansa.core.registry import register
-from hansa.local.solver import Carry, Context, LocalSolver, check_local, descend
+from hansa.local.solver import Carry, Context, LocalSolver, descend
 from hansa.local.step_rule import StepRule
-from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ConstantRate, RateSchedule
 
 
@@ -44,13 +43,6 @@ class SGD(LocalSolver):
         "drop_last": Unless("batch", None),
         "nesterov": If("momentum"),
     }
-
-    def __post_init__(self) -> None:
-        check_local(self.lr, self.epochs, self.steps, self.batch)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum must lie in [0, 1), got {self.momentum}")
-        if not self.weight_decay >= 0:
-            raise ConfigError(f"weight_decay must not be negative, got {self.weight_decay}")
 
     def rate(self, round: int) -> float:
         return self.lr * self.schedule.factor(round)

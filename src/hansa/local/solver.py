@@ -454,15 +454,3 @@ def local_reply(objective: Objective, tensors: dict[str, Tensor], buffers: tuple
         tensors = {**tensors, "stats": stats}
     maxima = {"counts": counts} if objective.spec.counts else {}
     return Reply(tensors, weight=n, maxima=maxima, metrics=metrics)
-
-
-def check_local(lr: float, epochs: int, steps: int | None, batch: int | None) -> None:
-    """Check the fields that most solvers have."""
-    if not lr > 0:
-        raise ConfigError(f"lr must be positive, got {lr}")
-    if epochs < 1:
-        raise ConfigError(f"epochs must be at least 1, got {epochs}")
-    if steps is not None and steps < 1:
-        raise ConfigError(f"steps must be at least 1, got {steps}")
-    if batch is not None and batch < 1:
-        raise ConfigError(f"batch must be at least 1, or left out for the whole local set, got {batch}")

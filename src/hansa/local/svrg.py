@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hansa.core.entries import Shaped, extended
 from hansa.core.op import Memory, Payload
-from hansa.core.quantities import BatchSize, Factor, Steps
+from hansa.core.quantities import BatchSize, PositiveFactor, Steps
 from hansa.core.registry import register
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
 from hansa.numerics.params import ParamSpec
@@ -28,7 +28,7 @@ class SVRG(LocalSolver):
     the party has the feature. `steps` ends the pass early.
     """
 
-    h: Factor = 1.0
+    h: PositiveFactor = 1.0
     batch: BatchSize | None = 1
     steps: Steps | None = None
     partner: ClassVar[tuple[str, str] | None] = ("fsvrg", "which sends the full gradient with the model")
@@ -37,14 +37,6 @@ class SVRG(LocalSolver):
         gradient=Shaped(shape=("dim",)),
         frequency=Shaped(shape=("features",), least=0, optional=True),
     )
-
-    def __post_init__(self) -> None:
-        if not self.h > 0:
-            raise ConfigError(f"h must be positive, got {self.h}")
-        if self.batch is not None and self.batch < 1:
-            raise ConfigError(f"batch must be at least 1, got {self.batch}")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"steps must be at least 1, got {self.steps}")
 
     def start(self, ctx: Context, w: Tensor, payload: Payload, memory: Memory) -> tuple[Tensor, Carry]:
         scale = torch.ones_like(w)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hansa.core.quantities import CheckedWhole, Count, Decay
+from hansa.core.quantities import Count, Decay, Portion, Round
 from hansa.core.registry import Part, register
 from hansa.plumbing.errors import ConfigError
 
@@ -40,9 +40,6 @@ class ExponentialDecay(RateSchedule):
 
     decay: Decay
 
-    def __post_init__(self) -> None:
-        _check_decay(self.decay)
-
     def factor(self, round: int) -> float:
         return self.decay**round
 
@@ -52,13 +49,12 @@ class ExponentialDecay(RateSchedule):
 class StepDecay(RateSchedule):
     """The rate is multiplied by `decay` at the beginning of each round in `at`."""
 
-    at: tuple[CheckedWhole, ...]
+    at: tuple[Round, ...]
     decay: Decay = 0.1
 
     def __post_init__(self) -> None:
-        if not self.at or list(self.at) != sorted({*self.at}) or self.at[0] < 1:
+        if not self.at or list(self.at) != sorted({*self.at}):
             raise ConfigError(f"at must list rounds from 1 on, each once and in rising order, got {list(self.at)}")
-        _check_decay(self.decay)
 
     def factor(self, round: int) -> float:
         return self.decay ** sum(round >= drop for drop in self.at)
@@ -70,20 +66,9 @@ class Cosine(RateSchedule):
     """Half a cosine from 1 to `floor` over `rounds`, then `floor`. Loshchilov and Hutter 2017, without restarts."""
 
     rounds: Count
-    floor: Decay = 0.0
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"rounds must be at least 1, got {self.rounds}")
-        if not 0 <= self.floor <= 1:
-            raise ConfigError(f"floor must lie in 0..1, got {self.floor}")
+    floor: Portion = 0.0
 
     def factor(self, round: int) -> float:
         if round >= self.rounds:
             return self.floor
         return self.floor + (1.0 - self.floor) * (1.0 + math.cos(math.pi * round / self.rounds)) / 2.0
-
-
-def _check_decay(decay: float) -> None:
-    if not 0 < decay <= 1:
-        raise ConfigError(f"decay must lie in (0, 1], got {decay}")
