@@ -211,7 +211,7 @@ def test_a_liar_gains_no_more_weight_than_its_share_in_each_round() -> None:
 
 
 def test_bad_input_is_one_sentence() -> None:
-    with pytest.raises(ConfigError, match="log must be at least 1, the present round; got 0"):
+    with pytest.raises(ConfigError, match="log must be at least 1, got 0; 1 is the present round"):
         Legato(log=0)
     with pytest.raises(ConfigError, match="the layers have 3 numbers in all, and an update has 4"):
         Legato()(torch.ones(2, 4), layers=LAYERS)

@@ -117,8 +117,8 @@ def test_signs_and_their_mean_absolute_value() -> None:
     [
         (lambda: TopK(k=0), "k must be at least 1, got 0"),
         (lambda: RandK(k=-3), "k must be at least 1, got -3"),
-        (lambda: TopK(share=0.0), "share must be above 0 and at most 1, got 0.0"),
-        (lambda: RandK(share=1.5), "share must be at least 0 and at most 1, got 1.5"),
+        (lambda: TopK(share=0.0), "share must be above 0 and at most 1, got 0"),
+        (lambda: RandK(share=1.5), "share must be above 0 and at most 1, got 1.5"),
         (lambda: TopK(k=41).of_model([("a", 30), ("b", 10)]), "top-k: k is 41, and there are 40 numbers"),
     ],
 )

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hansa.core.quantities import Quorum, Trimmed
+from hansa.core.quantities import Quorum, TrimmedShare
 from hansa.core.registry import register
 from hansa.fusion.fusion import Fused, Robust
 from hansa.fusion.ordered import Rule, about_median, by_coordinate, middle_of, trimmed
 from hansa.numerics.rows import Rows
-from hansa.plumbing.errors import BoundError, ConfigError
+from hansa.plumbing.errors import BoundError
 
 
 class Coordinate(Robust):
@@ -54,11 +54,7 @@ class TrimmedMean(Coordinate):
     Holds while at most floor(beta n) of the n values are faulty; beta lies in [0, 1/2). With beta = 0 it is the mean.
     """
 
-    beta: Trimmed = 0.2
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta < 0.5:
-            raise ConfigError(f"beta must lie in [0, 0.5), got {self.beta}")
+    beta: TrimmedShare = 0.2
 
     def cut(self, n: int) -> int:
         """The number of values that are left out at each end."""
@@ -83,10 +79,6 @@ class MeaMed(Coordinate):
     """
 
     q: Quorum | None = None
-
-    def __post_init__(self) -> None:
-        if self.q is not None and self.q < 0:
-            raise ConfigError(f"q must not be negative, got {self.q}")
 
     def check(self, n: int) -> None:
         super().check(n)

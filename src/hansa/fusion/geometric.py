@@ -18,7 +18,6 @@ from hansa.fusion.distances import WIDE, combination
 from hansa.fusion.fusion import Fused, Robust
 from hansa.fusion.ordered import NotFinite
 from hansa.numerics.rows import Rows
-from hansa.plumbing.errors import ConfigError
 
 ROUNDING = 1e-15  # a step shorter than this share of the point's norm is rounding error
 
@@ -45,12 +44,6 @@ class GeometricMedian(Robust):
     iterations: Iterations = 300
     tolerance: Tolerance = 1e-6
     weighted: bool = False
-
-    def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise ConfigError(f"iterations must be at least 1, got {self.iterations}")
-        if not self.tolerance >= 0:
-            raise ConfigError(f"tolerance must not be negative, got {self.tolerance}")
 
     def weighs(self, answer: Gathered) -> Tensor | None:
         return answer.weights.double() if self.weighted else None

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from hansa.core.quantities import Models
+from hansa.core.quantities import OF_MODELS, Models
 from hansa.core.registry import register
 from hansa.fusion.distances import combination, squared_distances
 from hansa.fusion.fusion import Fused, Robust
 from hansa.fusion.ordered import about_median, by_coordinate
 from hansa.numerics.rows import Rows
-from hansa.plumbing.errors import BoundError, ConfigError
+from hansa.plumbing.errors import BoundError
 
 
 def krum_scores(distances: Tensor, neighbours: int) -> Tensor:
@@ -57,10 +58,6 @@ class Krum(Robust):
 
     f: Models | None = None
 
-    def __post_init__(self) -> None:
-        if self.f is not None and self.f < 0:
-            raise ConfigError(f"f must not be negative, got {self.f}")
-
     def faulty(self, n: int) -> int:
         """The assumed number of hostile updates among n."""
         return (n - 3) // 2 if self.f is None else self.f
@@ -98,12 +95,7 @@ class MultiKrum(Krum):
     m = 1 is Krum, m = n is the mean. Up to m = n - f - 2 (the default) it holds where Krum does.
     """
 
-    m: Models | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.m is not None and self.m < 1:
-            raise ConfigError(f"m must be at least 1, got {self.m}")
+    m: Annotated[int, Meta(ge=1), OF_MODELS] | None = None
 
     def check(self, n: int) -> None:
         super().check(n)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from hansa.core.quantities import Log
+from hansa.core.fields import Advice
+from hansa.core.quantities import PastRounds
 from hansa.core.registry import register
 from hansa.fusion.distances import combination, layer_norms
 from hansa.fusion.fusion import Fused, Robust
@@ -36,12 +37,8 @@ class Legato(Robust):
     party can do. On tensors: `rule.examine(updates, layers=..., parties=..., memory=...)`.
     """
 
-    log: Log = 5
+    log: Annotated[PastRounds, Advice("1 is the present round")] = 5
     remembers: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.log < 1:
-            raise ConfigError(f"log must be at least 1, the present round; got {self.log}")
 
     def fuse(self, rows: Rows, weights: Tensor | None, watch: bool = True, **known: Any) -> Fused:
         lengths = _lengths(known.get("layers"), rows.dim)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.ask import Gathered
-from hansa.core.quantities import Bound
+from hansa.core.fields import Advice, Owner
 from hansa.core.registry import register
 from hansa.fusion.distances import combination, norms
 from hansa.fusion.fusion import Fused, Robust
 from hansa.numerics.rows import Rows
-from hansa.plumbing.errors import ConfigError
 
 
 @register("norm-clip")
@@ -27,12 +27,8 @@ class NormClip(Robust):
     by samples. No party is excluded; the scores are the norms.
     """
 
-    bound: Bound | None = None
+    bound: Annotated[float, Meta(gt=0), Owner(0, 2.0**100), Advice("leave it out for the median norm")] | None = None
     weighted: bool = False
-
-    def __post_init__(self) -> None:
-        if self.bound is not None and not self.bound > 0:
-            raise ConfigError(f"bound must be positive; leave it out for the median norm; got {self.bound}")
 
     def weighs(self, answer: Gathered) -> Tensor | None:
         return answer.weights.double() if self.weighted else None

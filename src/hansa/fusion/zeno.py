@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hansa.core.federation import Federation
 from hansa.core.op import Op, Payload
-from hansa.core.quantities import Factor, Models, Wide, Work
+from hansa.core.quantities import Factor, Gamma, Models, SampleCount
 from hansa.core.registry import register
 from hansa.fusion.distances import combination, norms
 from hansa.fusion.fusion import Fused, Robust
@@ -34,19 +34,9 @@ class Zeno(Robust):
 
     b: Models | None = None
     rho: Factor = 5e-4
-    gamma: Wide = 1.0
-    samples: Work = 32
+    gamma: Gamma = 1.0
+    samples: SampleCount = 32
     trusts: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.b is not None and self.b < 0:
-            raise ConfigError(f"b must not be negative, got {self.b}")
-        if not self.rho >= 0:
-            raise ConfigError(f"rho must not be negative, got {self.rho}")
-        if not self.gamma > 0:
-            raise ConfigError(f"gamma must be positive, got {self.gamma}")
-        if self.samples < 1:
-            raise ConfigError(f"samples must be at least 1, got {self.samples}")
 
     def check(self, n: int) -> None:
         super().check(n)

@@ -10,34 +10,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from hansa.core.algorithm import State
+from hansa.core.fields import Advice
+from hansa.core.quantities import Factor, PositiveFactor, Rate, Remembered
 from hansa.core.registry import register
-from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ConstantRate, RateSchedule
-from hansa.server.optimiser import ServerOptimizer, check_positive, check_share
+from hansa.server.optimiser import ServerOptimizer
 
 
 @dataclass(frozen=True)
 class Adaptive(ServerOptimizer):
     """Base of the three; `initial` is v before the first step, tau^2 if left out (as in the paper)."""
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    tau: float = 1e-3
-    initial: float | None = None
+    lr: Rate = 0.01
+    beta1: Remembered = 0.9
+    tau: PositiveFactor = 1e-3
+    initial: Annotated[Factor, Advice("leave it out for tau^2")] | None = None
     schedule: RateSchedule = ConstantRate()
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_positive("tau", self.tau)
-        check_share("beta1", self.beta1)
-        if self.initial is not None and not self.initial >= 0:
-            raise ConfigError(f"initial must not be negative; leave it out for tau^2; got {self.initial}")
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
         """The next v, given the squares of the update."""
@@ -67,8 +61,8 @@ class Adagrad(Adaptive):
     first v, tau^2 if left out.
     """
 
-    lr: float = 0.1
-    beta1: float = 0.0
+    lr: Rate = 0.1
+    beta1: Remembered = 0.0
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square
@@ -84,12 +78,8 @@ class ServerAdam(Adaptive):
     sqrt(1 - beta2^t) / (1 - beta1^t) at the server's t-th step, as Keras does.
     """
 
-    beta2: float = 0.99
+    beta2: Remembered = 0.99
     bias_correction: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("beta2", self.beta2)
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * square

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from hansa.core.algorithm import State
+from hansa.core.quantities import Rate, Remembered
 from hansa.core.registry import register
 from hansa.schedule import ConstantRate, RateSchedule
-from hansa.server.optimiser import ServerOptimizer, check_positive, check_share
+from hansa.server.optimiser import ServerOptimizer
 
 
 @register("momentum")
@@ -23,14 +24,10 @@ class Momentum(ServerOptimizer):
     If all updates are equal, the step grows to 1 / (1 - beta) times the update. Hsu et al. use lr = 1 and tune beta.
     """
 
-    lr: float = 1.0
-    beta: float = 0.9
+    lr: Rate = 1.0
+    beta: Remembered = 0.9
     nesterov: bool = False
     schedule: RateSchedule = ConstantRate()
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
-        check_share("beta", self.beta)
 
     def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Any]]:
         v = self.beta * state.slots.get("server/v", torch.zeros_like(delta)) - delta

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from hansa.core.algorithm import State
+from hansa.core.quantities import Rate
 from hansa.core.registry import Part, register
 from hansa.fusion.update import Update
-from hansa.plumbing.errors import ConfigError
 from hansa.schedule import ConstantRate, RateSchedule
 
 
@@ -34,28 +34,13 @@ class ServerOptimizer(Part):
         return state.replace(params, **slots)
 
 
-def check_positive(name: str, value: float) -> None:
-    """Refuse a field that is not positive."""
-    if not value > 0:
-        raise ConfigError(f"{name} must be positive, got {value}")
-
-
-def check_share(name: str, value: float) -> None:
-    """Refuse a decay rate of a moving mean outside [0, 1)."""
-    if not 0 <= value < 1:
-        raise ConfigError(f"{name} must lie in [0, 1), got {value}")
-
-
 @register("descent")
 @dataclass(frozen=True)
 class Descent(ServerOptimizer):
     """w <- w + lr * update; FedAvg is lr = 1. McMahan et al. 2017, Reddi et al. 2021."""
 
-    lr: float = 1.0
+    lr: Rate = 1.0
     schedule: RateSchedule = ConstantRate()
-
-    def __post_init__(self) -> None:
-        check_positive("lr", self.lr)
 
     def move(self, state: State, delta: Tensor) -> tuple[Tensor, dict[str, Any]]:
         rate = self.lr * self.schedule.factor(state.round)

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.op import Party, Shape
-from hansa.core.quantities import CheckedWhole
+from hansa.core.quantities import CHECKED
 from hansa.core.registry import Part, read_nameless, register
 from hansa.core.shapes import largest_shape
 from hansa.plumbing.errors import ConfigError
@@ -33,7 +34,7 @@ class ByLayer(RowTransform):
 
     patterns: tuple[str, ...] = ("*",)
     transforms: tuple[Transform, ...] = (IdentityTransform(),)
-    spans: tuple[tuple[CheckedWhole, ...], ...] = ()
+    spans: tuple[tuple[Annotated[int, Meta(ge=0), CHECKED], ...], ...] = ()
     varies: ClassVar[tuple[str, ...]] = ("spans",)
     layered: ClassVar[bool] = True
 
@@ -42,7 +43,7 @@ class ByLayer(RowTransform):
             raise ConfigError(
                 f"by-layer: {len(self.patterns)} patterns and {len(self.transforms)} transforms; give one for each"
             )
-        if any(len(span) != 2 or not 0 <= span[0] < len(self.transforms) or span[1] < 0 for span in self.spans):
+        if any(len(span) != 2 or span[0] >= len(self.transforms) for span in self.spans):
             raise ConfigError("by-layer: each of `spans` is the number of a transform and a length")
         for transform in self.transforms:
             if isinstance(transform, ByLayer) or not transform.packs:

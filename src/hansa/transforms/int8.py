@@ -14,7 +14,7 @@ from hansa.core.quantities import Count
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
 from hansa.numerics import rng
-from hansa.plumbing.errors import ConfigError, DataError
+from hansa.plumbing.errors import DataError
 from hansa.transforms.rounding import wide
 from hansa.transforms.transform import Kept, RowTransform, keys
 
@@ -36,10 +36,6 @@ class Int8(RowTransform):
     """
 
     block: Count = 1024
-
-    def __post_init__(self) -> None:
-        if self.block < 1:
-            raise ConfigError(f"block must be at least 1, got {self.block}")
 
     @property
     def contracts(self) -> bool:  # type: ignore[override]

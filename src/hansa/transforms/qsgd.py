@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Party, Shape
-from hansa.core.quantities import Bits, Count
+from hansa.core.quantities import CodeBits, Count
 from hansa.core.registry import register
 from hansa.core.shapes import UpTo, largest_shape
 from hansa.plumbing.errors import DataError
 from hansa.transforms import elias
 from hansa.transforms.rounding import (
     by_bucket,
-    check_quantiser,
     opened_codes,
     ordered_sum,
     packed_length,
@@ -41,12 +40,9 @@ class QSGD(RowTransform):
     then pack one at a time, and simulated time counts the longer form.
     """
 
-    bits: Bits = 4
+    bits: CodeBits = 4
     bucket: Count = 512
     elias: bool = False
-
-    def __post_init__(self) -> None:
-        check_quantiser(self.bits, self.bucket)
 
     @property
     def levels(self) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, If
 from hansa.core.op import Party, Shape
-from hansa.core.quantities import Count, Fraction, Seed
+from hansa.core.quantities import Count, Seed, Share
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
 from hansa.numerics import rng
@@ -34,7 +34,7 @@ class RandK(Sparsifier):
     """
 
     k: Count | None = None
-    share: Fraction = 0.01
+    share: Share = 0.01
     scaled: bool = True
     shared: bool = False
     draw: Seed = 0

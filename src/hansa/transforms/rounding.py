@@ -12,18 +12,10 @@ import torch
 from torch import Tensor
 
 from hansa.numerics import rng
-from hansa.plumbing.errors import ConfigError, DataError
+from hansa.plumbing.errors import DataError
 
 PIECE = 2**16  # columns that are handled at once, small enough for the cache of a CPU
 ROOM = 2**18  # numbers that are handled at once
-
-
-def check_quantiser(bits: int, bucket: int) -> None:
-    """Raise a ConfigError for a number of bits or a bucket that a quantiser cannot use."""
-    if not 2 <= bits <= 8:
-        raise ConfigError(f"bits must lie in 2..8, got {bits}")
-    if bucket < 1:
-        raise ConfigError(f"bucket must be at least 1, got {bucket}")
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

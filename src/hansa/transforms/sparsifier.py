@@ -17,12 +17,6 @@ class Sparsifier(RowTransform):
     share: float
     applies: ClassVar[Applies] = {"share": Unless("k")}
 
-    def __post_init__(self) -> None:
-        if self.k is not None and self.k < 1:
-            raise ConfigError(f"k must be at least 1, got {self.k}")
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"share must be above 0 and at most 1, got {self.share}")
-
     def of_model(self, layers: Layers) -> Transform:
         numbers = sum(length for _, length in layers)
         if self.k is not None and self.k > numbers:

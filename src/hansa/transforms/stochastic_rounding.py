@@ -6,18 +6,20 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from hansa.core.fields import Owner
 from hansa.core.op import Party, Shape
-from hansa.core.quantities import Bits, Count, Wide
+from hansa.core.quantities import CodeBits, Count
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
-from hansa.plumbing.errors import ConfigError, DataError
+from hansa.plumbing.errors import DataError
 from hansa.transforms.rounding import (
     by_bucket,
-    check_quantiser,
     opened_codes,
     packed_length,
     rounded_codes,
@@ -40,14 +42,9 @@ class StochasticRounding(RowTransform):
     bounded by the step, not by the size of the numbers: numbers far below the step are mostly sent as 0.
     """
 
-    step: Wide = 0.001
-    bits: Bits = 8
+    step: Annotated[float, Meta(ge=1e-30, le=1e30), Owner(0, 1e9)] = 0.001
+    bits: CodeBits = 8
     bucket: Count = 1024
-
-    def __post_init__(self) -> None:
-        check_quantiser(self.bits, self.bucket)
-        if not 1e-30 <= self.step <= 1e30:
-            raise ConfigError(f"step must be positive, in 1e-30..1e30, got {self.step}")
 
     @property
     def levels(self) -> int:

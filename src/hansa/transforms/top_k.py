@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Party, Shape
-from hansa.core.quantities import Count, Fraction
+from hansa.core.quantities import Count, Share
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
 from hansa.plumbing.errors import DataError
@@ -36,7 +36,7 @@ class TopK(Sparsifier):
     """
 
     k: Count | None = None
-    share: Fraction = 0.01
+    share: Share = 0.01
     contracts: ClassVar[bool] = True
 
     @property
