@@ -129,7 +129,7 @@ def test_members_train_constrained_inside_a_bound_and_in_tickets() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1])
 def test_an_alpha_outside_0_to_1_is_refused(alpha: float) -> None:
-    with pytest.raises(hansa.ConfigError, match="alpha is the share of the members' loss"):
+    with pytest.raises(hansa.ConfigError, match=r"above 0 and at most 1, got .*; it is the share of the members' loss"):
         hansa.Backdoor(alpha=alpha)
 
 

@@ -301,10 +301,10 @@ def test_adaptive_runs_and_what_it_measures_is_not_the_rounds_metric(run: Any) -
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"tiers": 0}, "tiers must be at least 1"), ({"timeout": 0.0}, "timeout must be positive"),
+    [({"tiers": 0}, "tiers must be at least 1"), ({"timeout": 0.0}, "timeout must be above 0"),
      ({"probabilities": (0.5, 0.5)}, "one probability for each of the 5 tiers"),
      ({"tiers": 2, "probabilities": (0.5, 0.6)}, "add up to 1"),
-     ({"tiers": 2, "probabilities": (1.5, -0.5)}, "not be negative"),
+     ({"tiers": 2, "probabilities": (1.5, -0.5)}, "probabilities.1. must be at least 0, got -0.5"),
      ({"tiers": 2, "probabilities": (0.5, 0.5), "policy": "fast"}, "policy = 'fast' has no effect while probabilities"),
      ({"tiers": 3, "policy": "random"}, "made for 5 tiers")],
 )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Op, Payload
+from hansa.core.quantities import Fraction
 from hansa.core.registry import Part
 from hansa.numerics import rng
 from hansa.numerics.rows import Rows
@@ -55,7 +56,7 @@ class Adversary(Part):
     Subclasses are frozen dataclasses and override `poison`, `forge` or `corruption`; they keep no state between calls.
     """
 
-    fraction: float | None = None
+    fraction: Fraction | None = None
     parties: tuple[str | int, ...] = ()
     kind: ClassVar[str] = "adversary"
     usual: ClassVar[float] = 0.2  # the fraction if neither fraction nor parties is given
@@ -66,8 +67,6 @@ class Adversary(Part):
             raise ConfigError("give fraction or parties, not both")
         if not self.parties and self.fraction is None:
             object.__setattr__(self, "fraction", self.usual)
-        if self.fraction is not None and not 0.0 <= self.fraction <= 1.0:
-            raise ConfigError(f"fraction must be a share of the parties in 0..1, got {self.fraction}")
 
     @property
     def forges(self) -> bool:
@@ -179,12 +178,6 @@ def by_column(rows: Rows, rule: Callable[[Tensor], Tensor]) -> Tensor:
 def random_rows(n: int, share: float, stream: np.random.Generator) -> Tensor:
     """Draw the share `share` of n row numbers (rounded down), in rising order."""
     return torch.from_numpy(np.sort(stream.permutation(n)[: int(share * n + 1e-9)]))
-
-
-def check_share(share: float) -> None:
-    """Refuse a share of samples outside 0..1."""
-    if not 0.0 <= share <= 1.0:
-        raise ConfigError(f"share must be a share of the samples in 0..1, got {share}")
 
 
 def check_class(name: str, value: int, classes: int | None) -> None:

@@ -6,19 +6,22 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, Scene, Sight, check_class, check_share, random_rows, row_by_row
+from hansa.adversary.adversary import Adversary, Scene, Sight, check_class, random_rows, row_by_row
 from hansa.core.applies import Applies, If
+from hansa.core.fields import Advice
 from hansa.core.op import Op, Payload
+from hansa.core.quantities import Count, Fraction, Share
 from hansa.core.registry import from_config, register, to_config
 from hansa.numerics.rows import Rows
 from hansa.plumbing.errors import ConfigError
 
+WHAT = Advice("it is the share of the members' loss beside the distance to the global model")
 SOLVERS = ("sgd", "proximal")  # local solvers whose steps are linear in the gradient, so that alpha is exact
 
 
@@ -40,25 +43,14 @@ class Backdoor(Adversary):
     """
 
     target: int = 0
-    size: int = 5
+    size: Count = 5
     value: float | None = None
-    share: float = 0.5
+    share: Fraction = 0.5
     replace: bool = True
     scale: float | None = None
-    alpha: float = 1.0
+    alpha: Annotated[Share, WHAT] = 1.0
     poisons: ClassVar[bool] = True
     applies: ClassVar[Applies] = {"scale": If("replace", True)}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share(self.share)
-        if self.size < 1:
-            raise ConfigError(f"size must be at least 1 pixel, got {self.size}")
-        if not 0.0 < self.alpha <= 1.0:
-            raise ConfigError(
-                f"alpha is the share of the members' loss beside the distance to the global model; it must be above 0 "
-                f"and at most 1, got {self.alpha}"
-            )
 
     @property
     def forges(self) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Arriving, Scene, Sight
+from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.numerics import rng
 from hansa.numerics.rows import Rows
@@ -29,16 +31,14 @@ class BitFlip(Adversary):
     values of another type are rounded to float32 first.
     """
 
-    bits: tuple[int, ...] = (22, 30, 31, 32)
-    dims: int = 1000
+    bits: tuple[Annotated[int, Meta(ge=1, le=32)], ...] = (22, 30, 31, 32)
+    dims: AnyCount = 1000
     mode: Literal["classic", "dimensional"] = "classic"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(1 <= bit <= 32 for bit in self.bits) or len(set(self.bits)) != len(self.bits):
-            raise ConfigError(f"bits must be distinct numbers from 1 to 32, got {list(self.bits)}")
-        if self.dims < 0:
-            raise ConfigError(f"dims must not be negative, got {self.dims}")
+        if len(set(self.bits)) != len(self.bits):
+            raise ConfigError(f"bits must be distinct, got {list(self.bits)}")
 
     @property
     def corrupts(self) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Arriving, Scene
+from hansa.core.quantities import Count, Fraction
 from hansa.core.registry import register
 from hansa.numerics import rng
 from hansa.plumbing.errors import ConfigError
@@ -26,19 +27,15 @@ class Gambler(Adversary):
     changed with `probability`.
     """
 
-    shards: int = 20
+    shards: Count = 20
     factor: float = -1e20
-    probability: float = 5e-4
+    probability: Fraction = 5e-4
     usual: ClassVar[float] = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.parties:
             raise ConfigError("a gambler corrupts shards of every party's update; give fraction instead of parties")
-        if self.shards < 1:
-            raise ConfigError(f"shards must be at least 1, got {self.shards}")
-        if not 0.0 <= self.probability <= 1.0:
-            raise ConfigError(f"probability must lie in 0..1, got {self.probability}")
 
     @property
     def corrupts(self) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.adversary.adversary import Adversary, check_class, check_share, random_rows
+from hansa.adversary.adversary import Adversary, check_class, random_rows
+from hansa.core.quantities import Fraction
 from hansa.core.registry import register
 from hansa.plumbing.errors import ConfigError
 
@@ -25,12 +26,11 @@ class LabelFlip(Adversary):
 
     source: int | None = None
     target: int | None = None
-    share: float = 1.0
+    share: Fraction = 1.0
     poisons: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_share(self.share)
         if (self.source is None) != (self.target is None):
             raise ConfigError("source and target go together: give both classes, or neither for C - 1 - y")
         if self.source is not None and self.source == self.target:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Scene, Sight, by_column, row_by_row
+from hansa.core.quantities import PositiveFactor
 from hansa.core.registry import register
 from hansa.numerics.rows import Rows
-from hansa.plumbing.errors import ConfigError
 
 
 @register("sign-flip")
@@ -18,11 +18,7 @@ from hansa.plumbing.errors import ConfigError
 class SignFlip(Adversary):
     """Send -`scale` times the own update. Xie, Koyejo and Gupta 2019 (Zeno; Zeno++ uses a scale of 10)."""
 
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("scale", self.scale)
+    scale: PositiveFactor = 1.0
 
     def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterable[Tensor]:
         return row_by_row(own, lambda row: -self.scale * row)
@@ -36,11 +32,7 @@ class Omniscient(Adversary):
     In float32 the product may overflow; such an update is rejected as not finite.
     """
 
-    scale: float = 1e20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("scale", self.scale)
+    scale: PositiveFactor = 1e20
 
     @property
     def sees(self) -> Sight:
@@ -59,11 +51,7 @@ class IPM(Adversary):
     epsilon the update is close to the honest updates, so that robust fusions accept it.
     """
 
-    epsilon: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("epsilon", self.epsilon)
+    epsilon: PositiveFactor = 0.5
 
     @property
     def sees(self) -> Sight:
@@ -71,9 +59,3 @@ class IPM(Adversary):
 
     def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterable[Tensor]:
         return [by_column(honest, lambda block: -self.epsilon * block.mean(0))] * len(own)
-
-
-def check_positive(name: str, value: float) -> None:
-    """Refuse a factor that is not positive: the attack itself sets the sign."""
-    if not value > 0:
-        raise ConfigError(f"{name} must be positive, got {value}")

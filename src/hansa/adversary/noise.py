@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Scene
+from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.numerics.rows import Rows
-from hansa.plumbing.errors import ConfigError
 
 
 @register("gaussian")
@@ -19,13 +19,8 @@ from hansa.plumbing.errors import ConfigError
 class GaussianAttack(Adversary):
     """Send N(0, `sigma`^2) noise, or add it to the own update (`replace = false`). Xie, Koyejo and Gupta 2018."""
 
-    sigma: float = 200.0
+    sigma: Factor = 200.0
     replace: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.sigma >= 0:
-            raise ConfigError(f"sigma must not be negative, got {self.sigma}")
 
     def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterator[Tensor]:
         for k, party in enumerate(scene.parties):
@@ -41,12 +36,7 @@ class FreeRider(Adversary):
     The update is 0, or N(0, `noise`^2).
     """
 
-    noise: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.noise >= 0:
-            raise ConfigError(f"noise must not be negative, got {self.noise}")
+    noise: Factor = 0.0
 
     def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterator[Tensor]:
         for k, party in enumerate(scene.parties):

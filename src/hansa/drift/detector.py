@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 
+from hansa.core.quantities import Factor, PositiveFactor
 from hansa.core.registry import Part, register
-from hansa.plumbing.errors import ConfigError
 
 LEAST = 3  # losses of its own past that a party needs before its next loss is judged
 FLOOR = 0.01  # smallest standard deviation, as a share of the mean loss: smaller changes are no drift
@@ -56,17 +57,9 @@ class PageHinkley(Detector):
     standard deviation below a hundredth of the mean loss counts as that.
     """
 
-    delta: float = 0.5
-    threshold: float = 5.0
-    window: int = 10
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.delta < math.inf:
-            raise ConfigError(f"delta must be a finite number that is not negative, got {self.delta}")
-        if not 0 < self.threshold < math.inf:
-            raise ConfigError(f"threshold must be a positive number, got {self.threshold}")
-        if self.window < LEAST:
-            raise ConfigError(f"window must be at least {LEAST} (losses), got {self.window}")
+    delta: Factor = 0.5
+    threshold: PositiveFactor = 5.0
+    window: Annotated[int, Meta(ge=LEAST, description="losses")] = 10
 
     def hear(self, watch: Watch, loss: float) -> tuple[Watch, str | None]:
         if not math.isfinite(loss):

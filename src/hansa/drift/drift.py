@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.quantities import Count, Fraction, Round
 from hansa.core.registry import Part
 from hansa.plumbing.errors import ConfigError
 
@@ -25,18 +26,14 @@ class Drift(Part):
     state: what holds in a round follows from the round and the seed alone, so a resumed run continues with it.
     """
 
-    start: int
-    fraction: float | None = None
+    start: Round
+    fraction: Fraction | None = None
     parties: tuple[str | int, ...] = ()
     kind: ClassVar[str] = "drift"
 
     def __post_init__(self) -> None:
-        if self.start < 1:
-            raise ConfigError(f"start must be a round, counted from 1; got {self.start}")
         if self.parties and self.fraction is not None:
             raise ConfigError("give fraction or parties, not both")
-        if self.fraction is not None and not 0.0 <= self.fraction <= 1.0:
-            raise ConfigError(f"fraction must be a share of the parties in 0..1, got {self.fraction}")
 
     @property
     def done(self) -> int:
@@ -63,12 +60,7 @@ class DataDrift(Drift):
     training samples.
     """
 
-    over: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.over < 1:
-            raise ConfigError(f"over must be at least 1 (rounds), got {self.over}")
+    over: Count = 1
 
     @property
     def done(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.drift.drift import DataDrift
 from hansa.numerics import rng
@@ -26,11 +27,6 @@ class Rotation(DataDrift):
     """
 
     degrees: float = 90.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not math.isfinite(self.degrees):
-            raise ConfigError(f"degrees must be a finite number, got {self.degrees}")
 
     def check(self, shape: tuple[int, ...], dtype: torch.dtype, classes: int | None, prepared: bool) -> None:
         if len(shape) not in (2, 3):
@@ -59,12 +55,7 @@ class FeatureNoise(DataDrift):
     after `task.prepare`.
     """
 
-    std: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.std < math.inf:
-            raise ConfigError(f"std must be a finite number that is not negative, got {self.std}")
+    std: Factor = 1.0
 
     def check(self, shape: tuple[int, ...], dtype: torch.dtype, classes: int | None, prepared: bool) -> None:
         if not dtype.is_floating_point:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.drift.drift import Array, Concept, DataDrift, check_classes
 from hansa.numerics import rng
@@ -25,12 +26,12 @@ class LabelShift(DataDrift):
     evenly as possible, or by those of other parties if it has none of a class. The number of samples stays.
     """
 
-    to: tuple[float, ...] = ()
+    to: tuple[Factor, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.to and (min(self.to) < 0 or not 0 < sum(self.to) < math.inf):
-            raise ConfigError(f"to must have a share for each class, not negative and not all 0; got {list(self.to)}")
+        if self.to and not 0 < sum(self.to) < math.inf:
+            raise ConfigError(f"to must have a share for each class, not all 0; got {list(self.to)}")
 
     def check(self, shape: tuple[int, ...], dtype: torch.dtype, classes: int | None, prepared: bool) -> None:
         count = check_classes(classes)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from hansa.core.quantities import Count
 from hansa.core.registry import register
 from hansa.drift.drift import Drift
-from hansa.plumbing.errors import ConfigError
 
 
 @register("join")
@@ -38,15 +38,9 @@ class DayAndNight(Drift):
     the availability `day-night` of `run.devices`.
     """
 
-    day: int = 1
-    night: int = 1
+    day: Count = 1
+    night: Count = 1
     first: Literal["day", "night"] = "day"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("day", "night"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1 (rounds), got {getattr(self, name)}")
 
     def away(self, round: int) -> str | None:
         if round < self.start:

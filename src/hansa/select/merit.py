@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Problem, State
@@ -16,6 +17,7 @@ from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.op import unwrap
+from hansa.core.quantities import SampleCount, Share
 from hansa.core.registry import register
 from hansa.numerics.norms import l2_norm
 from hansa.plumbing.errors import ConfigError
@@ -39,23 +41,14 @@ class Merit(Selector):
     """
 
     measure: Literal["agreement", "loss"] = "agreement"
-    floor: float = 0.2
-    strength: float = 2.0
-    rate: float = 0.3
-    samples: int = 100
+    floor: Share = 0.2
+    strength: Annotated[float, Meta(ge=0, le=20)] = 2.0
+    rate: Share = 0.3
+    samples: SampleCount = 100
     sees: ClassVar[bool] = True
 
     ops: ClassVar[DeclaredOps] = ()
     applies: ClassVar[Applies] = {"samples": If("measure", "loss")}
-
-    def __post_init__(self) -> None:
-        for name in ("floor", "rate"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name} must lie in 0..1 and not be 0, got {getattr(self, name)}")
-        if not 0 <= self.strength <= 20:
-            raise ConfigError(f"strength must lie in 0..20, got {self.strength}")
-        if self.samples < 1:
-            raise ConfigError(f"samples must be at least 1, got {self.samples}")
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
         super().check(algorithm, problem)

@@ -16,7 +16,7 @@ from hansa.core.entries import Entries, Sizes
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Predictor, check_prediction, predictor_entries
-from hansa.core.quantities import BatchSize
+from hansa.core.quantities import BatchSize, Count
 from hansa.core.registry import build, register
 from hansa.numerics import rng
 from hansa.plumbing.errors import ConfigError
@@ -69,20 +69,14 @@ class PowerOfChoice(Selector):
     sizes, so the mean of the updates gives every party the same weight.
     """
 
-    d: int | None = None
+    d: Count | None = None
     variant: Literal["pow-d", "cpow-d", "rpow-d"] = "pow-d"
-    batch: int = 32
-    decay: int | None = None
+    batch: BatchSize = 32
+    decay: Count | None = None
     by_size: ClassVar[bool] = True
 
     ops: ClassVar[DeclaredOps] = (OpenOp("loss"), OpenOp("samples"))
     applies: ClassVar[Applies] = {"batch": If("variant", "cpow-d")}
-
-    def __post_init__(self) -> None:
-        for name in ("d", "batch", "decay"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
 
     @property
     def watches(self) -> bool:

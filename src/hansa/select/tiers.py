@@ -15,6 +15,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.predictor import Evaluate
+from hansa.core.quantities import Count, Factor, Seconds, Steps
 from hansa.core.registry import field_types, register
 from hansa.local import SGD, LocalSolver
 from hansa.plumbing.errors import ConfigError
@@ -66,14 +67,14 @@ class Tiers(Selector):
     left, parties are drawn uniformly from all tiers.
     """
 
-    tiers: int = 5
+    tiers: Count = 5
     policy: Literal["vanilla", "slow", "uniform", "random", "fast", "adaptive"] = "uniform"
-    probabilities: tuple[float, ...] = ()
-    profile_rounds: int = 5
-    probe_steps: int = 10
-    timeout: float | None = None
-    interval: int = 10
-    credits: int | None = None
+    probabilities: tuple[Factor, ...] = ()
+    profile_rounds: Count = 5
+    probe_steps: Steps = 10
+    timeout: Seconds | None = None
+    interval: Count = 10
+    credits: Count | None = None
     applies: ClassVar[Applies] = {
         "policy": Unless("probabilities"),
         "interval": If("policy", "adaptive"),
@@ -87,12 +88,6 @@ class Tiers(Selector):
         return OpenOp("probe"), OpenOp.of("sgd", solver, *fixed), OpenOp("evaluate")
 
     def __post_init__(self) -> None:
-        for name in ("tiers", "profile_rounds", "probe_steps", "interval", "credits"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise ConfigError(f"timeout must be positive, got {self.timeout}")
         if self.policy == "random" and self.tiers != len(RANDOM):
             raise ConfigError(
                 f"the policy 'random' is made for {len(RANDOM)} tiers, not {self.tiers}; give probabilities instead"
@@ -101,8 +96,8 @@ class Tiers(Selector):
             return
         if len(self.probabilities) != self.tiers:
             raise ConfigError(f"give one probability for each of the {self.tiers} tiers, got {len(self.probabilities)}")
-        if min(self.probabilities) < 0 or abs(sum(self.probabilities) - 1) > 1e-6:
-            raise ConfigError(f"probabilities must not be negative and add up to 1, got {list(self.probabilities)}")
+        if abs(sum(self.probabilities) - 1) > 1e-6:
+            raise ConfigError(f"probabilities must add up to 1, got {list(self.probabilities)}")
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
         super().check(algorithm, problem)

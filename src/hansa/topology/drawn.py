@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from msgspec import Meta
 
+from hansa.core.quantities import Count, Fraction
 from hansa.core.registry import register
 from hansa.numerics import rng
 from hansa.plumbing.errors import ConfigError
@@ -33,13 +35,9 @@ class RandomRegular(Topology):
     Drawn by pairing half-edges at random (Bollobas 1980); pairs that would be loops or doubles are paired again.
     """
 
-    degree: int = 4
+    degree: Count = 4
     seed: int = 0
     repair: ClassVar[str] = "set another seed, or a degree of at least 3"
-
-    def __post_init__(self) -> None:
-        if self.degree < 1:
-            raise ConfigError(f"degree must be at least 1, got {self.degree}")
 
     def graph(self, parties: int, names: Sequence[str] | None = None) -> Graph:
         if parties < 2:
@@ -92,16 +90,14 @@ class SmallWorld(Topology):
     A few long edges make the paths of a ring short. An edge that cannot be moved (a loop, or a double) stays.
     """
 
-    degree: int = 4
-    rewire: float = 0.1
+    degree: Annotated[int, Meta(ge=2)] = 4
+    rewire: Fraction = 0.1
     seed: int = 0
     repair: ClassVar[str] = "set another seed, a larger degree, or a smaller share of rewired edges (rewire)"
 
     def __post_init__(self) -> None:
-        if self.degree < 2 or self.degree % 2:
-            raise ConfigError(f"degree must be even and at least 2, got {self.degree}")
-        if not 0 <= self.rewire <= 1:
-            raise ConfigError(f"rewire must lie in 0..1, got {self.rewire}")
+        if self.degree % 2:
+            raise ConfigError(f"degree must be even, got {self.degree}")
 
     def graph(self, parties: int, names: Sequence[str] | None = None) -> Graph:
         if parties < 2:
@@ -135,13 +131,9 @@ class RandomGraph(Topology):
     Every pair is drawn, so it is for thousands of parties, not for millions: use random-regular there.
     """
 
-    probability: float = 0.3
+    probability: Fraction = 0.3
     seed: int = 0
     repair: ClassVar[str] = "set another seed, or a larger probability"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise ConfigError(f"probability must lie in 0..1, got {self.probability}")
 
     def graph(self, parties: int, names: Sequence[str] | None = None) -> Graph:
         check_edges(parties * (parties - 1), f"the random graph of {parties} parties")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hansa.core.quantities import Count
 from hansa.core.registry import register
-from hansa.plumbing.errors import ConfigError
 from hansa.topology.graph import Graph, check_edges
 from hansa.topology.topology import Topology
 
@@ -35,11 +35,7 @@ class Lattice(Topology):
     By default the grid is as square as possible. The last row may be shorter.
     """
 
-    columns: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.columns is not None and self.columns < 1:
-            raise ConfigError(f"columns must be at least 1, got {self.columns}")
+    columns: Count | None = None
 
     def graph(self, parties: int, names: Sequence[str] | None = None) -> Graph:
         width = self.columns or math.isqrt(max(parties - 1, 0)) + 1
