@@ -305,8 +305,8 @@ def test_a_party_with_units_of_another_shape_is_rejected_by_name() -> None:
 
 
 @pytest.mark.parametrize(("algorithm", "model", "reason"), [
-    ({"cycles": 0}, None, "cycles is 0"),
-    ({"growth": 0.9}, None, "growth is 0.9"),
+    ({"cycles": 0}, None, "cycles must be at least 1, got 0"),
+    ({"growth": 0.9}, None, "growth must be at least 1, got 0.9"),
     ({}, lambda: Logistic((2,), 2)().double(), "no hidden layer to match"),
     ({}, lambda: nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2)).double(), "LayerNorm"),
     ({"local": "dp-sgd"}, None, "'dp-sgd' does not cover"),

@@ -154,7 +154,7 @@ def test_it_is_the_fusion_of_an_averaging_algorithm_or_refused(name: str) -> Non
     ({"inner": "zeno"}, "compares updates by samples of the server"),
     ({"inner": "legato"}, "compares updates by the places of units"),
     ({"inner": "match-permute"}, "compares updates by the places of units"),
-    ({"sweeps": -1}, "sweeps is -1"),
+    ({"sweeps": -1}, "sweeps must be at least 0, got -1"),
 ])  # fmt: skip
 def test_what_it_cannot_work_with_is_refused_in_one_sentence(settings: dict[str, Any], reason: str) -> None:
     rule = {name: settings.pop(name) for name in ("inner", "sweeps") if name in settings}

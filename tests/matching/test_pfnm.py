@@ -161,9 +161,9 @@ def test_a_saved_model_is_built_again_by_plain_pytorch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("algorithm", "fields", "reason"), [
     ({}, {"model": lambda: nn.Linear(2, 2).double()}, "no hidden layer to match"),
     ({}, {"model": lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()}, "BatchNorm1d"),
-    ({"sigma": 0.0}, {}, "sigma is 0.0; it must be positive"),
-    ({"sigma0": -1.0}, {}, "sigma0 is -1.0"),
-    ({"growth": 0.5}, {}, "growth is 0.5; it must be at least 1"),
+    ({"sigma": 0.0}, {}, "sigma must be above 0, got 0"),
+    ({"sigma0": -1.0}, {}, "sigma0 must be above 0, got -1"),
+    ({"growth": 0.5}, {}, "growth must be at least 1, got 0.5; the units of the widest party"),
     ({"local": "dp-sgd"}, {}, "which the noise of 'dp-sgd' does not cover"),
     ({"local": "controlled"}, {}, "scaffold"),
 ])  # fmt: skip

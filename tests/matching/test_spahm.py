@@ -92,7 +92,8 @@ def test_a_party_whose_numbers_do_not_fit_is_rejected(lie: str) -> None:
 
 
 @pytest.mark.parametrize(("fields", "reason"), [
-    ({"components": 0}, "components is 0"), ({"sigma": 0.0}, "sigma is 0.0"), ({"gamma": -1.0}, "gamma is -1.0"),
+    ({"components": 0}, "components must be at least 1, got 0"), ({"sigma": 0.0}, "sigma must be above 0, got 0"),
+    ({"gamma": -1.0}, "gamma must be above 0, got -1"),
 ])  # fmt: skip
 def test_bad_settings_are_one_sentence(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

@@ -249,9 +249,9 @@ def test_a_logit_alone_gives_what_two_scores_give() -> None:
         ({"name": "f1", "by": "sex", "groups": list(range(101))}, "at most 100 groups"),
         ({"name": "confusion-matrix", "by": "sex"}, "no gap"),
         ({"name": "f1", "label": "a b"}, "letters"),
-        ({"name": "f1", "positive": -1}, "number of a class"),
-        ({"name": "auc", "bins": 1}, "bins must lie in"),
-        ({"name": "calibration-error", "bins": 10**9}, "bins must lie in"),
+        ({"name": "f1", "positive": -1}, "positive must be at least 0, got -1"),
+        ({"name": "auc", "bins": 1}, "bins must be at least 2 and at most 100000"),
+        ({"name": "calibration-error", "bins": 10**9}, "bins must be at least 2 and at most 100000"),
         ({"name": "function", "function": "plain"}, "my_module:function"),
     ],
 )

@@ -16,18 +16,18 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import WHOLE, WORK_ENTRY, Several, Shaped, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
-from hansa.core.quantities import Some
+from hansa.core.quantities import Count, Layers
 from hansa.core.registry import register
 from hansa.core.shapes import largest_shape
 from hansa.local import SGD
 from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import match
-from hansa.matching.matched import Matched, TrainUnits, each_place, output_shares, sliced, sound
+from hansa.matching.matched import Growth, Matched, TrainUnits, each_place, output_shares, sliced, sound
 from hansa.matching.pfnm import started
 from hansa.matching.units import LAYER, Network, Units
 from hansa.numerics import rng
 from hansa.numerics.objective import Objective
-from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.plumbing.errors import PartyError
 from hansa.plumbing.functions import double
 
 PREFIX = "fedma/"  # of the party's own upper layers in its memory
@@ -45,7 +45,7 @@ class TrainAbove(TrainUnits):
     from its part of an earlier matched network.
     """
 
-    stage: Some = 0
+    stage: Layers = 0
     entries = stated(
         layers=Several(of=LAYER),
         start=Several(of=LAYER, optional=True),
@@ -160,18 +160,13 @@ class FedMA(Matched):
     """
 
     local: LocalSolver = SGD(lr=0.1, epochs=10, batch=32)
-    growth: float = 4.0
-    cycles: int = 1
+    growth: Growth = 4.0
+    cycles: Count = 1
     kinds: ClassVar[frozenset[str]] = frozenset({"linear", "conv", "lstm", "embedding"})
 
     @property
     def ops(self) -> DeclaredOps:
         return (OpenOp("fedma-train"),)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cycles < 1:
-            raise ConfigError(f"cycles is {self.cycles}; it must be at least 1. Try cycles = 1.")
 
     def init(self, problem: Problem) -> State:
         return super().init(problem).replace(done=0, matched=[], begun={})

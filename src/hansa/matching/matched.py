@@ -5,23 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.ask import Gathered
 from hansa.core.federation import Federation
+from hansa.core.fields import Advice
 from hansa.core.op import Op, Party, Payload, Reply, unwrap
 from hansa.core.other_model import OtherModel
-from hansa.core.quantities import Size
+from hansa.core.quantities import AnyCount, PositiveFactor, Size
 from hansa.local import SGD
 from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import Process
 from hansa.matching.units import Network, Units
 from hansa.numerics.params import Params
 from hansa.plumbing.errors import ConfigError, PartyError, RoundAborted
+
+Growth = Annotated[float, Meta(ge=1), Advice("the units of the widest party need a place")]
 
 LARGEST = 1e6  # of a weight: squares of larger ones could overflow
 WHOLE = 1e-6  # tolerance of shares that add up to 1
@@ -98,21 +102,14 @@ class Matched(Algorithm):
     """Base of algorithms that match units of the parties' networks."""
 
     local: LocalSolver = SGD()
-    sigma: float = 0.1
-    sigma0: float = 10.0
-    gamma: float = 1.0
-    sweeps: int = 5
-    growth: float = 10.0
+    sigma: PositiveFactor = 0.1
+    sigma0: PositiveFactor = 10.0
+    gamma: PositiveFactor = 1.0
+    sweeps: AnyCount = 5
+    growth: Growth = 10.0
     trains: ClassVar[bool] = False
     models: ClassVar[Literal["one", "several", "widths"]] = "widths"
     kinds: ClassVar[frozenset[str]] = frozenset({"linear"})  # layers that it can match
-
-    def __post_init__(self) -> None:
-        self.process()
-        if not 1 <= self.growth < math.inf:
-            raise ConfigError(
-                f"growth is {self.growth}; it must be at least 1: the widest party's units need a place. Try growth = 4"
-            )
 
     def process(self) -> Process:
         """The settings of the matching."""

@@ -48,8 +48,6 @@ class MatchPermute(Fusion):
     permutes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.sweeps < 0:
-            raise ConfigError(f"sweeps is {self.sweeps}; it must not be negative. Try sweeps = 5.")
         if self.inner.trusts or self.inner.remembers or self.inner.permutes:
             needs = "samples of the server" if self.inner.trusts else "the places of units"
             raise ConfigError(

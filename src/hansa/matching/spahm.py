@@ -19,7 +19,7 @@ from hansa.core.entries import Number, Shaped, Sizes, check_size, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
 from hansa.core.predictor import Predictor
-from hansa.core.quantities import Components, Size
+from hansa.core.quantities import AnyCount, Components, PositiveFactor, SomeSize
 from hansa.core.registry import register
 from hansa.matching.beta_bernoulli import LEAST, Process, match
 from hansa.matching.matched import LARGEST, WHOLE
@@ -41,17 +41,13 @@ class LocalMeans(Op):
     """
 
     components: Components = 10
-    features: Size = 1
-    classes: Size = 2
+    features: SomeSize = 1
+    classes: SomeSize = 2
     entries = stated()
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         check_size(self.name, "features", self.features, sizes)
         check_size(self.name, "classes", self.classes, sizes)
-
-    def __post_init__(self) -> None:
-        if min(self.components, self.features, self.classes) < 1:
-            raise ConfigError("spahm-means: components, features and classes must be at least 1")
 
     @property
     def largest(self) -> float | None:
@@ -121,21 +117,16 @@ class SPAHM(Algorithm):
     likelier. The result is a mixture of Gaussians with class shares, which predicts classes.
     """
 
-    components: int = 10
-    sigma: float = 1.0
-    sigma0: float = 1.0
-    gamma: float = 1.0
-    sweeps: int = 10
+    components: Components = 10
+    sigma: PositiveFactor = 1.0
+    sigma0: PositiveFactor = 1.0
+    gamma: PositiveFactor = 1.0
+    sweeps: AnyCount = 10
     trains: ClassVar[bool] = False
 
     @property
     def ops(self) -> DeclaredOps:
         return (OpenOp.of("spahm-means", self, "components"),)
-
-    def __post_init__(self) -> None:
-        self.process()
-        if self.components < 1:
-            raise ConfigError(f"components is {self.components}; it must be at least 1. Try components = 10.")
 
     def process(self) -> Process:
         """The settings of the matching."""

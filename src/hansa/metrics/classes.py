@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.applies import Applies, Unless
-from hansa.core.quantities import Place
+from hansa.core.quantities import ClassNumber
 from hansa.core.registry import register
 from hansa.metrics.metric import Metric, Takes, checked_counts, ratios
 from hansa.metrics.predictions import Predictions
@@ -80,13 +80,8 @@ class AveragedMetric(ClassMetric):
     """
 
     average: Average = "auto"
-    positive: Place = 1
+    positive: ClassNumber = 1
     applies: ClassVar[Applies] = {**Metric.applies, "positive": Unless("average", "macro")}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.positive < 0:
-            raise ConfigError(f"positive must be the number of a class, from 0, got {self.positive}")
 
     def check(self, predicts: str, classes: int) -> None:
         super().check(predicts, classes)

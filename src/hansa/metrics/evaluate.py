@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.entries import Entries, Several, Shaped, Sizes, extended
 from hansa.core.metric_ranges import MOST
 from hansa.core.op import Memory, Party, Payload, Replies, Reply, Shape
 from hansa.core.predictor import Evaluate, Predictor, predictor_entries
-from hansa.core.quantities import Size
+from hansa.core.quantities import SIZED
 from hansa.core.registry import build, register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.metrics.metric import FARTHEST, Metric, gap
@@ -45,7 +46,7 @@ class EvaluateMetrics(Evaluate):
     """
 
     metrics: tuple[Metric, ...] = ()
-    classes: Size = 0
+    classes: Annotated[int, Meta(ge=0, le=MOST_CLASSES), SIZED] = 0
     measures: ClassVar[frozenset[str] | None] = frozenset()
 
     @property
@@ -60,11 +61,8 @@ class EvaluateMetrics(Evaluate):
                 raise PartyError("malformed ask: the parties agree on nothing of this name, or of this shape")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.classes <= MOST_CLASSES or len(self.metrics) > MOST_METRICS:
-            raise ConfigError(
-                f"an evaluation has at most {MOST_METRICS} metrics and {MOST_CLASSES} classes, got "
-                f"{len(self.metrics)} and {self.classes}"
-            )
+        if len(self.metrics) > MOST_METRICS:
+            raise ConfigError(f"an evaluation has at most {MOST_METRICS} metrics, got {len(self.metrics)}")
 
     @cached_property
     def _named(self) -> list[tuple[Metric, str]]:

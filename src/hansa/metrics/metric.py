@@ -30,7 +30,7 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, If
 from hansa.core.metric_ranges import Range
-from hansa.core.quantities import Place, Value
+from hansa.core.quantities import ColumnNumber, ColumnValue
 from hansa.core.registry import Part
 from hansa.metrics.predictions import Predictions
 from hansa.plumbing.errors import ConfigError, DataError
@@ -67,9 +67,9 @@ class Metric(Part):
     scalar: ClassVar[bool] = True  # whether the value is one number; else it is a list or table of numbers
 
     label: str | None = None
-    by: str | Place | None = None
-    groups: tuple[Value, ...] = ()
-    edges: tuple[Value, ...] = ()
+    by: str | ColumnNumber | None = None
+    groups: tuple[ColumnValue, ...] = ()
+    edges: tuple[ColumnValue, ...] = ()
     applies: ClassVar[Applies] = {"groups": If("by"), "edges": If("by")}
 
     def __init_subclass__(cls, **arguments: Any) -> None:

@@ -11,21 +11,22 @@ aggregator's test set), both metrics are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from hansa.core.quantities import Place
+from hansa.core.quantities import EVALUATED
 from hansa.core.registry import register
 from hansa.metrics.metric import Combines, Metric, Takes, checked_counts, ratios
 from hansa.metrics.predictions import Predictions
-from hansa.plumbing.errors import ConfigError, DataError
+from hansa.plumbing.errors import DataError
 
 FINE = 100.0  # logits below 1 / FINE are counted in even steps, those above in steps that grow with them
 EDGE = 15.0  # of the grid: the logit 16,345
-FINEST = 100_000  # most bins
+Bins = Annotated[int, Meta(ge=2, le=100_000), EVALUATED]
 OUTMOST = 720.0  # of asinh(FINE * logit), for all finite logits
 CLOSE = 0.01  # largest error of an AUC that needs no finer grid; at least twice that of equally full bins
 SAME = 1e-12  # relative width of a bin that is not divided
@@ -41,11 +42,7 @@ class GridMetric(Metric):
     takes: ClassVar[Takes] = "scores"
     combines: ClassVar[Combines] = "binned"
     whole: ClassVar[bool] = True
-    bins: Place = 500
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bins(self.bins)
+    bins: Bins = 500
 
     @property
     def counted(self) -> str:
@@ -113,11 +110,6 @@ class GridMetric(Metric):
         raise TypeError("this metric does not define of_curves()")
 
 
-def check_bins(bins: int) -> None:
-    if not 2 <= bins <= FINEST:
-        raise ConfigError(f"bins must lie in 2..{FINEST}, got {bins}")
-
-
 @register("auc")
 @dataclass(frozen=True)
 class AUC(GridMetric):
@@ -180,11 +172,7 @@ class CalibrationError(Metric):
 
     takes: ClassVar[Takes] = "probabilities"
     higher: ClassVar[bool] = False
-    bins: Place = 15
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bins(self.bins)
+    bins: Bins = 15
 
     @property
     def counted(self) -> str:
