@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Scene, Sight, by_column, row_by_row
-from hansa.core.quantities import PositiveFactor
+from hansa.core.quantities import Positive
 from hansa.core.registry import register
 from hansa.numerics.rows import Rows
 
@@ -18,7 +18,7 @@ from hansa.numerics.rows import Rows
 class SignFlip(Adversary):
     """Send -`scale` times the own update. Xie, Koyejo and Gupta 2019 (Zeno; Zeno++ uses a scale of 10)."""
 
-    scale: PositiveFactor = 1.0
+    scale: Positive = 1.0
 
     def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterable[Tensor]:
         return row_by_row(own, lambda row: -self.scale * row)
@@ -32,7 +32,7 @@ class Omniscient(Adversary):
     In float32 the product may overflow; such an update is rejected as not finite.
     """
 
-    scale: PositiveFactor = 1e20
+    scale: Positive = 1e20
 
     @property
     def sees(self) -> Sight:
@@ -51,7 +51,7 @@ class IPM(Adversary):
     epsilon the update is close to the honest updates, so that robust fusions accept it.
     """
 
-    epsilon: PositiveFactor = 0.5
+    epsilon: Positive = 0.5
 
     @property
     def sees(self) -> Sight:

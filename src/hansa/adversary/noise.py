@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Scene
-from hansa.core.quantities import Factor
+from hansa.core.quantities import NotNegative
 from hansa.core.registry import register
 from hansa.numerics.rows import Rows
 
@@ -19,7 +19,7 @@ from hansa.numerics.rows import Rows
 class GaussianAttack(Adversary):
     """Send N(0, `sigma`^2) noise, or add it to the own update (`replace = false`). Xie, Koyejo and Gupta 2018."""
 
-    sigma: Factor = 200.0
+    sigma: NotNegative = 200.0
     replace: bool = True
 
     def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterator[Tensor]:
@@ -36,7 +36,7 @@ class FreeRider(Adversary):
     The update is 0, or N(0, `noise`^2).
     """
 
-    noise: Factor = 0.0
+    noise: NotNegative = 0.0
 
     def forge(self, own: Rows, honest: Rows, scene: Scene) -> Iterator[Tensor]:
         for k, party in enumerate(scene.parties):

@@ -17,7 +17,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import MODEL, WHOLE, Shaped, Sizes, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import Count, Factor
+from hansa.core.quantities import Count, NotNegative
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.fusion import Update
@@ -96,7 +96,7 @@ class AdaptiveTopK(Algorithm):
     k: Count | None = None
     k_min: Count | None = None
     k_max: Count | None = None
-    beta: Factor = 10.0
+    beta: NotNegative = 10.0
     packs: ClassVar[bool] = True
 
     @property

@@ -15,7 +15,7 @@ from hansa.core.applies import Applies, Unless
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
 from hansa.core.fields import Advice
-from hansa.core.quantities import AnyCount, BelowOne, PositiveFactor, Share
+from hansa.core.quantities import AnyCount, BelowOne, Positive, Share
 from hansa.core.registry import register
 from hansa.fusion.mean import mean_update
 from hansa.fusion.update import Update
@@ -42,7 +42,7 @@ class PruneFL(FedAvg):
     density: Annotated[Share, Advice("0.5 keeps half of the weights")] = 0.5
     interval: AnyCount = 10
     removable: Annotated[BelowOne, Advice("1 could empty a layer")] = 0.3
-    half_life: PositiveFactor = 100.0
+    half_life: Positive = 100.0
     fixed: Annotated[float, Meta(gt=0, lt=1), Advice("it is the time that no pruning saves")] = 0.1
     max_density: Share = 1.0
     whole: ClassVar[bool] = False

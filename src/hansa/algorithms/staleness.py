@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hansa.core.quantities import AnyCount, PositiveFactor
+from hansa.core.quantities import AnyCount, Positive
 from hansa.core.registry import Part, register
 
 
@@ -33,7 +33,7 @@ class ConstantStaleness(Staleness):
 class PolynomialStaleness(Staleness):
     """s = (age + 1)^-a."""
 
-    a: PositiveFactor = 0.5
+    a: Positive = 0.5
 
     def weight(self, age: int) -> float:
         return float((age + 1) ** -self.a)
@@ -44,7 +44,7 @@ class PolynomialStaleness(Staleness):
 class HingeStaleness(Staleness):
     """s = 1 up to the age b, then 1 / (a (age - b) + 1)."""
 
-    a: PositiveFactor = 10.0
+    a: Positive = 10.0
     b: AnyCount = 4
 
     def weight(self, age: int) -> float:

@@ -14,7 +14,7 @@ from hansa.core.algorithm import Algorithm, Parts, State
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation, Finding
 from hansa.core.op import Payload
-from hansa.core.quantities import Count, Factor, PositiveFactor
+from hansa.core.quantities import Count, Factor, NotNegative, Positive
 from hansa.core.registry import register
 from hansa.fusion import Update
 from hansa.local import SGD, Gradient, LocalSolver
@@ -37,9 +37,9 @@ class ZenoPlusPlus(Algorithm):
     """
 
     local: LocalSolver = SGD(lr=0.1, batch=128, steps=1)
-    gamma: PositiveFactor = 0.1
+    gamma: Positive = 0.1
     rho: Factor = 0.001
-    epsilon: Factor = 0.0
+    epsilon: NotNegative = 0.0
     refresh: Count = 10
     max_staleness: Annotated[int, Meta(ge=0, le=REMEMBERED)] = 10
     participation: ClassVar[Literal["cohort", "all", "own"]] = "own"

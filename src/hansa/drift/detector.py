@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from hansa.core.quantities import Factor, PositiveFactor
+from hansa.core.quantities import NotNegative, Positive
 from hansa.core.registry import Part, register
 
 LEAST = 3  # losses of its own past that a party needs before its next loss is judged
@@ -57,8 +57,8 @@ class PageHinkley(Detector):
     standard deviation below a hundredth of the mean loss counts as that.
     """
 
-    delta: Factor = 0.5
-    threshold: PositiveFactor = 5.0
+    delta: NotNegative = 0.5
+    threshold: Positive = 5.0
     window: Annotated[int, Meta(ge=LEAST, description="losses")] = 10
 
     def hear(self, watch: Watch, loss: float) -> tuple[Watch, str | None]:

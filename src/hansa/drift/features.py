@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hansa.core.quantities import Factor
+from hansa.core.quantities import NotNegative
 from hansa.core.registry import register
 from hansa.drift.drift import DataDrift
 from hansa.numerics import rng
@@ -55,7 +55,7 @@ class FeatureNoise(DataDrift):
     after `task.prepare`.
     """
 
-    std: Factor = 1.0
+    std: NotNegative = 1.0
 
     def check(self, shape: tuple[int, ...], dtype: torch.dtype, classes: int | None, prepared: bool) -> None:
         if not dtype.is_floating_point:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hansa.core.quantities import Factor
+from hansa.core.quantities import NotNegative
 from hansa.core.registry import register
 from hansa.drift.drift import Array, Concept, DataDrift, check_classes
 from hansa.numerics import rng
@@ -26,7 +26,7 @@ class LabelShift(DataDrift):
     evenly as possible, or by those of other parties if it has none of a class. The number of samples stays.
     """
 
-    to: tuple[Factor, ...] = ()
+    to: tuple[NotNegative, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hansa.core.applies import Applies, Unless
 from hansa.core.op import Memory, Payload
-from hansa.core.quantities import BatchSize, Epochs, Factor, Rate, Remembered, Steps, Tiny
+from hansa.core.quantities import BatchSize, Epochs, Factor, Rate, Remembered, SmallTerm, Steps
 from hansa.core.registry import register
 from hansa.local.solver import Carry, Context, LocalSolver
 from hansa.schedule import ConstantRate, RateSchedule
@@ -33,7 +33,7 @@ class Adam(LocalSolver):
     drop_last: bool = False
     beta1: Remembered = 0.9
     beta2: Remembered = 0.999
-    eps: Tiny = 1e-8
+    eps: SmallTerm = 1e-8
     weight_decay: Factor = 0.0
     entries = LocalSolver.entries
     applies: ClassVar[Applies] = {"epochs": Unless("steps"), "drop_last": Unless("batch", None)}

@@ -17,7 +17,7 @@ from hansa.core.federation import Federation
 from hansa.core.fields import Advice
 from hansa.core.op import Op, Party, Payload, Reply, unwrap
 from hansa.core.other_model import OtherModel
-from hansa.core.quantities import AnyCount, PositiveFactor, Size
+from hansa.core.quantities import AnyCount, Positive, Size
 from hansa.local import SGD
 from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import Process
@@ -102,9 +102,9 @@ class Matched(Algorithm):
     """Base of algorithms that match units of the parties' networks."""
 
     local: LocalSolver = SGD()
-    sigma: PositiveFactor = 0.1
-    sigma0: PositiveFactor = 10.0
-    gamma: PositiveFactor = 1.0
+    sigma: Positive = 0.1
+    sigma0: Positive = 10.0
+    gamma: Positive = 1.0
     sweeps: AnyCount = 5
     growth: Growth = 10.0
     trains: ClassVar[bool] = False

@@ -19,7 +19,7 @@ from hansa.core.entries import Number, Shaped, Sizes, check_size, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
 from hansa.core.predictor import Predictor
-from hansa.core.quantities import AnyCount, Components, PositiveFactor, SomeSize
+from hansa.core.quantities import AnyCount, Components, Positive, SomeSize
 from hansa.core.registry import register
 from hansa.matching.beta_bernoulli import LEAST, Process, match
 from hansa.matching.matched import LARGEST, WHOLE
@@ -118,9 +118,9 @@ class SPAHM(Algorithm):
     """
 
     components: Components = 10
-    sigma: PositiveFactor = 1.0
-    sigma0: PositiveFactor = 1.0
-    gamma: PositiveFactor = 1.0
+    sigma: Positive = 1.0
+    sigma0: Positive = 1.0
+    gamma: Positive = 1.0
     sweeps: AnyCount = 10
     trains: ClassVar[bool] = False
 

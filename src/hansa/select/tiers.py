@@ -15,7 +15,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
 from hansa.core.predictor import Evaluate
-from hansa.core.quantities import Count, Factor, Seconds, Steps
+from hansa.core.quantities import Count, NotNegative, Seconds, Steps
 from hansa.core.registry import field_types, register
 from hansa.local import SGD, LocalSolver
 from hansa.plumbing.errors import ConfigError
@@ -69,7 +69,7 @@ class Tiers(Selector):
 
     tiers: Count = 5
     policy: Literal["vanilla", "slow", "uniform", "random", "fast", "adaptive"] = "uniform"
-    probabilities: tuple[Factor, ...] = ()
+    probabilities: tuple[NotNegative, ...] = ()
     profile_rounds: Count = 5
     probe_steps: Steps = 10
     timeout: Seconds | None = None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hansa.core.algorithm import State
 from hansa.core.fields import Advice
-from hansa.core.quantities import Factor, PositiveFactor, Rate, Remembered
+from hansa.core.quantities import NotNegative, Positive, Rate, Remembered
 from hansa.core.registry import register
 from hansa.schedule import ConstantRate, RateSchedule
 from hansa.server.optimiser import ServerOptimizer
@@ -29,8 +29,8 @@ class Adaptive(ServerOptimizer):
 
     lr: Rate = 0.01
     beta1: Remembered = 0.9
-    tau: PositiveFactor = 1e-3
-    initial: Annotated[Factor, Advice("leave it out for tau^2")] | None = None
+    tau: Positive = 1e-3
+    initial: Annotated[NotNegative, Advice("leave it out for tau^2")] | None = None
     schedule: RateSchedule = ConstantRate()
 
     def squares(self, v: Tensor, square: Tensor) -> Tensor:
