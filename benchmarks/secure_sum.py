@@ -35,8 +35,9 @@ import torch
 from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.driver import drive
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.quantities import Count
+from hansa.core.vault import Vault
 from hansa.holdings.gateway import SampleGateway
 from hansa.net.party.peers import Peers
 from hansa.net.transport import certificates, keys

@@ -55,9 +55,9 @@ PACKAGES = {
 
 # Parts of a user's own algorithm, in addition to the names that `hansa` exports.
 INSIDE = [
-    "hansa.core.op.Op", "hansa.core.op.Wrapper", "hansa.core.op.Party", "hansa.core.op.Reply", "hansa.core.op.UpTo",
-    "hansa.core.route_op.RouteOp", "hansa.core.route_op.PeerOp", "hansa.core.ask.Routed",
-    "hansa.core.algorithm.Problem", "hansa.core.ask.Reduced", "hansa.core.ask.Gathered",
+    "hansa.core.op.Op", "hansa.core.wrapper.Wrapper", "hansa.core.op.Party", "hansa.core.op.Reply",
+    "hansa.core.op.UpTo", "hansa.core.route_op.RouteOp", "hansa.core.route_op.PeerOp",
+    "hansa.core.ask.Routed", "hansa.core.algorithm.Problem", "hansa.core.ask.Reduced", "hansa.core.ask.Gathered",
     "hansa.sim.engine.Engine", "hansa.sim.engine.EngineInputs", "hansa.sim.engine.ReferenceEngine",
     "hansa.sim.engine.PartyWork", "hansa.sim.engine.SummedBlock", "hansa.replies.partial_sums.ReplySum",
     "hansa.numerics.params.Params", "hansa.core.other_model.OtherModel", "hansa.experiment.settings.Run",

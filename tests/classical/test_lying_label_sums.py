@@ -14,7 +14,8 @@ import torch
 import hansa
 from hansa.classical.linear import LogisticNewton
 from hansa.classical.naive_bayes import GaussianNB
-from hansa.core.op import DataOp, Replies, Reply
+from hansa.core.data_op import DataOp
+from hansa.core.op import Replies, Reply
 from hansa.core.round_record import Record
 from hansa.replies.replies import WEIGHT_CAP, combine
 from hansa.sim import runtime

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import hansa
-from hansa import Algorithm, Federation, State
+from hansa import State
+from hansa.core.algorithm import Algorithm
+from hansa.core.federation import Federation
 from hansa.numerics.params import Params
 
 

@@ -26,9 +26,10 @@ from hansa.core.entries import (
     refuses_payload,
     stated,
 )
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import registered
+from hansa.core.wrapper import Wrapper
 from hansa.local import SGD
 from hansa.local.normalise import Normalise
 from hansa.plumbing.errors import AlgorithmError, PartyError

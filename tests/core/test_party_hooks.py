@@ -14,9 +14,10 @@ import hansa
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask
 from hansa.core.federation import Federation
-from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import NetworkPredictor
 from hansa.core.registry import register
+from hansa.core.wrapper import Around, Wrapper
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD, Context, LocalSolver
 from hansa.local.solver import Carry

@@ -11,8 +11,8 @@ import torch
 from postal import acted
 
 import hansa
-from hansa import Federation
 from hansa.core.ask import Routed
+from hansa.core.federation import Federation
 from hansa.core.mixing import Mixing, MixingRows, mixing_shares
 from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
 from hansa.core.quantities import AnyCount

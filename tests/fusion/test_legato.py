@@ -19,8 +19,9 @@ from torch import Tensor, nn
 import hansa
 from hansa.core.algorithm import State
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Party, Payload, Reply, Wrapper
+from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.core.registry import build, register
+from hansa.core.wrapper import Wrapper
 from hansa.fusion import Fused, Legato, Median, WeightedMean
 from hansa.fusion.legato import layer_weights
 from hansa.local import SGD, LocalSolver

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.op import Memory, Party, Payload, Reply, Wrapper
+from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.core.registry import build, registered
+from hansa.core.wrapper import Wrapper
 from hansa.local import SGD, Controlled, LocalSolver
 from hansa.local.solver import Carry, Context
 from hansa.plumbing.errors import ConfigError

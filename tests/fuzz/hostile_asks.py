@@ -32,10 +32,12 @@ from torch import Tensor
 
 from every_op import exercise
 from hansa.core.ask import op_config, op_of
+from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
-from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, perform, unwrap
+from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import field_types, lookup, registered
+from hansa.core.wrapper import unwrap
 from hansa.data.prepare import ColumnMoments
 from hansa.data.table import Table
 from hansa.holdings.gateway import Purpose, SampleGateway, TableRows

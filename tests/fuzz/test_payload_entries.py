@@ -19,9 +19,10 @@ from hansa.classical.trees.private import PrivateHistograms
 from hansa.classical.trees.table import TreeTable
 from hansa.core.ask import op_config, op_of
 from hansa.core.entries import Nested, refuses_payload, sizes_of
-from hansa.core.op import Memory, Op, Party, Payload, Reply, perform, unwrap
+from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
 from hansa.core.registry import register, registered
 from hansa.core.route_op import ROUTE, RouteOp
+from hansa.core.wrapper import unwrap
 from hansa.local import DPSGD, SGD
 from hansa.plumbing import codec
 from hansa.sim.engine import Outcome

@@ -17,9 +17,10 @@ import torch
 import hansa
 from every_op import HAS_RBCL, exercise
 from hansa.core.ask import Ask
-from hansa.core.op import Memory, Op, Party, Payload, Wrapper, perform, unwrap
+from hansa.core.op import Memory, Op, Party, Payload, perform
 from hansa.core.registry import build, registered
 from hansa.core.round_record import Record
+from hansa.core.wrapper import Wrapper, unwrap
 from hansa.experiment.config import parse
 from hansa.holdings.gateway import Purpose, SampleGateway
 from hansa.kernel.gateway import GuardedGateway

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.ask import Ask, op_of
-from hansa.core.op import DataOp, Op, Reply
+from hansa.core.data_op import DataOp
+from hansa.core.op import Op, Reply
 from hansa.net.aggregator import runtime
 from hansa.net.party import agent as party
 from hansa.plumbing import codec

@@ -20,9 +20,10 @@ import torch
 from hansa.core.ask import Ask, Reduced
 from hansa.core.driver import drive
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Vault, perform
+from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
+from hansa.core.vault import Vault
 from hansa.data.table import Table
 from hansa.holdings.gateway import TableRows
 from hansa.net.party.agent import Worker

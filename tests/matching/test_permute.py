@@ -11,8 +11,9 @@ from test_matched_layers import read as units
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.op import Memory, Party, Payload, Reply, Wrapper
+from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.core.registry import build, registered
+from hansa.core.wrapper import Wrapper
 from hansa.local import SGD, LocalSolver
 from hansa.matching.permute import _overlaps, fit, fit_pair
 from hansa.matching.units import Network, Units, permuted

@@ -16,9 +16,10 @@ from torch import Tensor
 
 import hansa
 from hansa.core.ask import op_config
-from hansa.core.op import Op, Reply, Wrapper, perform
+from hansa.core.op import Op, Reply, perform
 from hansa.core.registry import registered, to_config
 from hansa.core.route_op import RouteOp
+from hansa.core.wrapper import Wrapper
 from hansa.experiment.config import parse
 from hansa.local import DPSGD, SGD
 from hansa.local.finetune import FineTune

@@ -29,7 +29,8 @@ from league import PATIENCE, League, Member, samples, until
 import hansa
 from forked import needs_fork
 from hansa.core.ask import op_config
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.wrapper import Wrapper
 from hansa.local import SGD
 from hansa.local.finetune import FineTune
 from hansa.net.party import agent as parties

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from hansa import SGD, Algorithm, ConfigError, Federation, Parts, State, register
 from hansa.core.algorithm import Problem
-from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import NetworkPredictor
+from hansa.core.wrapper import Around, Wrapper
 from hansa.local import LocalSolver
 from hansa.numerics import rng
 from hansa.numerics.params import Params

@@ -20,7 +20,7 @@ from hansa.artifacts import saved_model
 from hansa.artifacts.torch_export import export
 from hansa.cli import predict as _commands  # noqa: F401 (adds the commands)
 from hansa.cli.app import app
-from hansa.core.op import DataOp
+from hansa.core.data_op import DataOp
 from hansa.core.registry import register
 from hansa.data.feature_blocks import ROWS, WantedFeatures, feature_blocks
 from hansa.experiment.config import parse

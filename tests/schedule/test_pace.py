@@ -17,7 +17,8 @@ import torch
 import hansa
 from hansa.core.ask import Ask, Reduced
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply
+from hansa.core.wrapper import Wrapper
 from hansa.fusion import WeightedMean
 from hansa.local import SGD
 from hansa.plumbing.errors import ConfigError

@@ -12,10 +12,11 @@ import torch
 from hansa.core.ask import Ask, Reduced
 from hansa.core.driver import drive
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, perform
 from hansa.core.quantities import AnyCount
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
+from hansa.core.vault import Vault
 from hansa.holdings.gateway import SampleGateway
 from hansa.plumbing import codec
 from hansa.plumbing.errors import PartyError

@@ -13,13 +13,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from hansa.core.ask import Ask, Gathered, Routed
-from hansa.core.op import Memory, Party, Payload, Reply, Shape, Vault, perform
+from hansa.core.op import Memory, Party, Payload, Reply, Shape, perform
 from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.core.relay import KEYS, RECEIVE, SEND, relay
 from hansa.core.round_record import Record
 from hansa.core.route_op import Message, RouteOp
 from hansa.core.runtime import complete
+from hansa.core.vault import Vault
 from hansa.holdings.gateway import SampleGateway
 from hansa.plumbing import codec
 from hansa.plumbing.errors import PartyError

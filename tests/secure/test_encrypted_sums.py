@@ -20,9 +20,10 @@ from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced, op_of
 from hansa.core.driver import drive
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Vault, perform
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, perform
 from hansa.core.registry import build, register
 from hansa.core.round_record import Record
+from hansa.core.vault import Vault
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD
 from hansa.numerics.objective import Objective

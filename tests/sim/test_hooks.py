@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply
+from hansa.core.wrapper import Wrapper
 from hansa.local import DPSGD, SGD, LocalSolver, Proximal
 from hansa.local.solver import Batch, Carry, Context
 from hansa.local.step_rule import ClipRule, StepRule

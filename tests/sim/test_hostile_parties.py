@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.op import Memory, Party, Payload, Reply, Wrapper
+from hansa.core.op import Memory, Party, Payload, Reply
+from hansa.core.wrapper import Wrapper
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, LocalSolver
 from hansa.plumbing.errors import PartyError

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import hansa
 from forked import needs_fork
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply
 from hansa.core.registry import register
+from hansa.core.wrapper import Wrapper
 from hansa.local import SGD, Carry, Context, LocalSolver
 from hansa.numerics.objective import Objective
 from hansa.plumbing.errors import PartyError

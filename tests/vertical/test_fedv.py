@@ -13,7 +13,8 @@ from columns import HELPER, PEOPLE, SEED, centralised, furthest, joined, parts_o
 import hansa
 from hansa.core.ask import Ask
 from hansa.core.federation import Federation
-from hansa.core.op import Party, Reply, Vault
+from hansa.core.op import Party, Reply
+from hansa.core.vault import Vault
 from hansa.holdings.gateway import SampleGateway
 from hansa.numerics import rng
 from hansa.numerics.objective import Objective

@@ -11,7 +11,8 @@ import torch
 import hansa
 from hansa import Linkage
 from hansa.core.entries import refuses_payload
-from hansa.core.op import Party, Vault
+from hansa.core.op import Party
+from hansa.core.vault import Vault
 from hansa.holdings.gateway import SampleGateway, TableRows
 from hansa.numerics.objective import Objective
 from hansa.plumbing.errors import ConfigError, PartyError

@@ -14,8 +14,9 @@ from torch import Tensor
 
 import hansa
 from hansa import Federation, register
-from hansa.core.op import Memory, Party, Payload, Vault
+from hansa.core.op import Memory, Party, Payload
 from hansa.core.route_op import Message
+from hansa.core.vault import Vault
 from hansa.holdings.gateway import SampleGateway, TableRows
 from hansa.numerics.objective import Objective
 from hansa.plumbing import codec

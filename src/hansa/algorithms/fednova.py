@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from hansa.algorithms.fedavg import FedAvg
 from hansa.core.algorithm import Problem, State
 from hansa.core.federation import Federation
-from hansa.core.op import unwrap
 from hansa.core.registry import register
+from hansa.core.wrapper import unwrap
 from hansa.local import LocalSolver, Normalise, Normalised
 from hansa.plumbing.errors import ConfigError
 

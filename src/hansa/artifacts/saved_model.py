@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from hansa.artifacts.run_folder import MODEL, PERSONAL, SERVING, beside, read_json
 from hansa.core.ask import op_of
-from hansa.core.op import DataOp, Party, Payload
+from hansa.core.data_op import DataOp
+from hansa.core.op import Party, Payload
 from hansa.core.party_models import PartyModels, make_models
 from hansa.core.predictor import JointPredictor, NetworkPredictor, Predictor
 from hansa.core.registry import Part, build, from_config, own_function, to_config

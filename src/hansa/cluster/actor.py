@@ -16,8 +16,9 @@ from torch import Tensor
 from hansa.cluster.columns import ColumnHolder
 from hansa.cluster.placement import PlacedHoldings
 from hansa.cluster.trees import pack, packed, unpack
-from hansa.core.op import Op, Reply, unwrap
+from hansa.core.op import Op, Reply
 from hansa.core.party_models import PartyModels
+from hansa.core.wrapper import unwrap
 from hansa.local.solver import LocalSolver
 from hansa.numerics.losses import Loss
 from hansa.numerics.objective import Objective

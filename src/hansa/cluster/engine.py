@@ -21,7 +21,8 @@ from hansa.cluster.engines import Ray
 from hansa.cluster.gather import UpdateGather
 from hansa.cluster.placement import PlacedHoldings
 from hansa.cluster.trees import pack, unpack
-from hansa.core.op import Op, Replies, Reply, unwrap
+from hansa.core.op import Op, Replies, Reply
+from hansa.core.wrapper import unwrap
 from hansa.local.solver import LocalSolver
 from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.replies.placed import PlacedReply, large_vectors

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from hansa.core.ask import VERBS, Arrival, Ask, Gathered, Reduced, Routed, Ticket, Verb, unsummable
 from hansa.core.entries import refuses_payload
 from hansa.core.mixing import Mixing, MixingRows
-from hansa.core.op import Op, PackingOp, Payload, Reply, known_open_tensors, unwrap
+from hansa.core.op import Op, Payload, Reply, known_open_tensors
 from hansa.core.post import LARGEST
 from hansa.core.relay import message_size
 from hansa.core.route_op import ROUTE, RouteOp
 from hansa.core.session_op import SessionOp
 from hansa.core.shapes import is_open
 from hansa.core.trusted import Trusted
+from hansa.core.wrapper import PackingOp, unwrap
 from hansa.numerics import rng
 from hansa.numerics.params import Params
 from hansa.plumbing.errors import AlgorithmError

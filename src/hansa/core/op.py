@@ -7,7 +7,7 @@ never sees the aggregator, the algorithm or another party.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,16 +24,15 @@ from hansa.core.sample_bounds import Bounds, rescaled
 from hansa.core.shapes import Shape as Shape
 from hansa.core.shapes import UpTo as UpTo
 from hansa.core.shapes import is_open
+from hansa.core.vault import Vault
 from hansa.holdings.augment import Augment
-from hansa.holdings.fitting import cast
 from hansa.holdings.gateway import Ids, Purpose, SampleGateway, Samples, StoredSamples
 from hansa.holdings.public import PublicSamples
 from hansa.holdings.stored_rows import whole
 from hansa.numerics import rng
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params
-from hansa.numerics.weights import Weighting
-from hansa.plumbing.errors import AlgorithmError, DataError, NotAdmitted, PartyError
+from hansa.plumbing.errors import DataError, NotAdmitted, PartyError
 
 Payload = Mapping[str, Any]  # named tensors and plain values, possibly nested
 Memory = dict[str, Tensor]  # what a party keeps between rounds; it never leaves the party
@@ -96,9 +95,6 @@ def _is_text(name: str) -> bool:
     return True
 
 
-Around = Generator[Payload, tuple[Reply, Memory], tuple[Reply, Memory]]  # the two halves of a wrapper
-
-
 @dataclass
 class Replies:
     """A stack of replies in the order of party ids: row k of every tensor belongs to `parties[k]`."""
@@ -124,53 +120,6 @@ class Replies:
         reply.tensors = {name: value.clone() for name, value in reply.tensors.items()}
         reply.maxima = {name: value.clone() for name, value in reply.maxima.items()}
         return reply
-
-
-class Vault:
-    """A party's irrevocable record: unlike its memory, it does not depend on the outcome of a round.
-
-    This class is the vault of a simulated party, which records nothing. A deployed party has `net.party.vault`.
-    """
-
-    def once(self, name: str, digest: str) -> None:
-        """Record that `name` was answered for `digest`; a PartyError if it was answered for another digest before."""
-
-    def begin_session(self, kind: str, name: str) -> bytes | None:
-        """The secret of a session (`secure.session`), drawn when the session begins; None in a simulation.
-
-        A job has one session of each kind: if another one begins, the party forgets the last one. A PartyError if the
-        session has ended.
-        """
-        return None
-
-    def session(self, kind: str, name: str) -> bytes | None:
-        """The secret of a session that has begun; a PartyError if it is forgotten; None in a simulation."""
-        return None
-
-    def end_session(self, kind: str, name: str, answer: bytes) -> None:
-        """Replace the secret of a session by its last answer."""
-
-    def last_answer(self, kind: str, name: str) -> bytes | None:
-        """The last answer of a session that has ended; None if it has not, and in a simulation."""
-        return None
-
-    def sign(self, data: bytes) -> tuple[bytes, bytes] | None:
-        """This party's certificate and its signature over the data; None in a simulation."""
-        return None
-
-    def known(self, certificate: bytes) -> tuple[str, bytes] | None:
-        """The name and public key of a certificate; a PartyError if it is not trusted; None in a simulation."""
-        return None
-
-    @property
-    def scope(self) -> tuple[str, ...]:
-        """The scope of this party's signatures: federation and job; empty in a simulation."""
-        return ()
-
-    @property
-    def task(self) -> str:
-        """The digest of the task that the party was given, with its preparations; empty in a simulation."""
-        return ""
 
 
 @dataclass
@@ -427,203 +376,6 @@ class Op(Part):
     def release(self, n: int, payload: Payload) -> Release:
         """The release of a reply from n samples; only for ops with a budget."""
         raise TypeError(f"the replies of {self.name!r} are not differentially private")
-
-
-class Wrapper(Op):
-    """An op around another op: it may change the payload and the reply of the inner op.
-
-    A wrapper overrides `before`, `after` or both. If the second half needs what the first half computed, it overrides
-    `around` instead. Engines can still stack the inner op over parties: an engine steps `around` to its `yield`, runs
-    the inner op in its own way, then steps `around` to its end.
-    """
-
-    inner: Op
-
-    @property
-    def measures(self) -> frozenset[str] | None:  # type: ignore[override]
-        return self.inner.measures
-
-    @property
-    def ranges(self) -> Mapping[str, Range]:  # type: ignore[override]
-        return self.inner.ranges
-
-    @property
-    def entries(self) -> Entries | None:  # type: ignore[override]
-        return self.inner.entries
-
-    def check_ask(self, payload: Payload, sizes: Sizes) -> None:
-        self.inner.check_ask(payload, sizes)
-
-    @property
-    def update(self) -> str | None:  # type: ignore[override]
-        return self.inner.update
-
-    @property
-    def counts(self) -> frozenset[str]:  # type: ignore[override]
-        return self.inner.counts
-
-    @property
-    def per_sample(self) -> Bounds:  # type: ignore[override]
-        return self.inner.per_sample
-
-    @property
-    def vectors(self) -> tuple[str, ...]:
-        return () if self.update is None else self.inner.vectors
-
-    def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
-        """The payload for the inner op."""
-        return payload
-
-    def after(self, party: Party, payload: Payload, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-        """The reply and the memory, from those of the inner op."""
-        return reply, memory
-
-    def after_stack(self, parties: Sequence[Party], replies: Replies,
-                    memories: Sequence[Memory]) -> tuple[Replies, dict[str, Tensor]] | None:  # fmt: skip
-        """As `after`, for a stack: the replies, and the changed entries of the memories as rows.
-
-        The rows have the bits that `after` gives for each party. None if the op must be applied to each party.
-        """
-        return None
-
-    def around(self, party: Party, payload: Payload, memory: Memory) -> Around:
-        """Yield the payload for the inner op; get its reply and memory; return the wrapper's reply and memory."""
-        reply, memory = yield self.before(party, payload, memory)
-        return self.after(party, payload, reply, memory)
-
-    def arounds(self, parties: Sequence[Party], payloads: Sequence[Payload],
-                memories: Sequence[Memory]) -> list[Around]:  # fmt: skip
-        """`around` for each of several parties, not yet begun. A wrapper that measures all at once overrides it."""
-        return [self.around(*each) for each in zip(parties, payloads, memories, strict=True)]
-
-    def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        around = self.around(party, payload, memory)
-        return completed(around, *self.inner.run(party, next(around), memory))
-
-    def refuses_request(self, message: Mapping[str, Any], memory: Memory, task: str) -> str | None:
-        return self.inner.refuses_request(message, memory, task)
-
-    def expects(self, payload: Payload) -> dict[str, Shape]:
-        return self.inner.expects(payload)
-
-    def expects_maxima(self, payload: Payload) -> dict[str, Shape]:
-        return self.inner.expects_maxima(payload)
-
-    def beside(self, payload: Payload) -> frozenset[str]:
-        return self.inner.beside(payload)
-
-    def most(self, n: int, payload: Payload, longest: float | None) -> dict[str, float]:
-        return self.inner.most(n, payload, longest)
-
-    def stated_samples(self, reply: Reply, payload: Payload) -> int:
-        return self.inner.stated_samples(reply, payload)
-
-    def rescaled(self, tensors: Mapping[str, Tensor], samples: int, limit: int) -> dict[str, Tensor]:
-        return self.inner.rescaled(tensors, samples, limit)
-
-    def covered(self, party: Party, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.inner.covered(party, tensors)
-
-    def most_stated(self, samples: int, payload: Payload) -> int:
-        return self.inner.most_stated(samples, payload)
-
-    def impossible_sum(self, sums: Mapping[str, Tensor], payload: Payload, samples: int) -> str | None:
-        return self.inner.impossible_sum(sums, payload, samples)
-
-    def demands(self, n: int, payload: Payload) -> dict[str, int]:
-        return self.inner.demands(n, payload)
-
-    @property
-    def budget(self) -> Budget | None:
-        return self.inner.budget
-
-    def release(self, n: int, payload: Payload) -> Release:
-        return self.inner.release(n, payload)
-
-
-def completed(around: Around, reply: Reply, memory: Memory) -> tuple[Reply, Memory]:
-    """The reply and the memory of a wrapper, from those of its inner op: the second half of `Wrapper.around`."""
-    try:
-        around.send((reply, memory))
-    except StopIteration as done:
-        outcome: tuple[Reply, Memory] = done.value
-        return outcome
-    around.close()
-    raise AlgorithmError("Wrapper.around must yield once: the payload for the inner op")
-
-
-def unwrap(op: Op) -> tuple[list[Wrapper], Op]:
-    """The wrappers around an op, outermost first, and the innermost op."""
-    layers: list[Wrapper] = []
-    while isinstance(op, Wrapper):
-        layers.append(op)
-        op = op.inner
-    return layers, op
-
-
-class PackingOp(Wrapper):
-    """An op whose replies travel in another form. The receiver opens them before it checks and fuses them.
-
-    `expects` describes the reply as it is sent; `inner.expects` describes the opened reply.
-    """
-
-    def opened(self, payload: Payload, reply: Reply) -> Reply:
-        """The reply of the inner op, from a reply with the expected names, shapes and types and finite numbers.
-
-        Raise a DataError for other parts that no party could have packed.
-        """
-        raise TypeError(f"the op {self.name!r} does not define opened()")
-
-    def opened_stack(self, payload: Payload, replies: Replies) -> Replies:
-        """As `opened`, for a stack of replies; row k has the bits that `opened` gives for reply k."""
-        raise TypeError(f"the op {self.name!r} does not define opened_stack()")
-
-    def opened_sums(self, payload: Payload, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The sums of opened replies, from the sums of packed ones. Only for forms that commute with sums."""
-        raise TypeError(f"the op {self.name!r} does not define opened_sums()")
-
-
-class DataOp(Op):
-    """An op that transforms a party's data (imputation, scaling); its reply has no tensors.
-
-    An op that `learns` takes numbers of its transformation from the party's own training samples. Then each prepared
-    sample depends on all of them, so no noise for one sample protects it.
-    """
-
-    learns: ClassVar[bool] = False
-
-    def transform(self, x: Tensor, payload: Payload) -> Tensor:
-        """The transformed samples. Each row is transformed by itself, so any subset gives the same rows."""
-        raise TypeError(f"the op {self.name!r} does not define transform()")
-
-    def prepared(self, x: Any, payload: Payload, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-        """Samples as a user has them, prepared for a model of a type; None for a method without a torch module."""
-        return self.transform(cast(x, device, dtype), payload)
-
-    def weigh(self, y: Tensor, payload: Payload) -> Tensor | None:
-        """Factors of the weights of samples with these targets; None for an op that changes no weights."""
-        return None
-
-    def resolved(self, party: Party, payload: Payload) -> tuple[DataOp, Payload]:
-        """The same preparation with all numbers that it needs, so that it can be repeated when samples have changed."""
-        return self, payload
-
-    def apply(self, party: Party, payload: Payload) -> None:
-        """Replace the party's samples and the public ones by transformed ones.
-
-        A PartyError if the payload does not fit them.
-        """
-        y = party.data.rows("statistics")[1] if party.data.labelled else None
-        factors = None if y is None else self.weigh(y, payload)
-        if y is not None and factors is not None:
-            party.data.weigh(factors)
-            party.objective.weighting = Weighting.of(y)
-        party.data.transform(lambda x: self.transform(x, payload))
-        if party.public is not None:
-            party.public = party.public._replace(x=self.transform(party.public.x, payload))
-
-    def expects(self, payload: Payload) -> dict[str, Shape]:
-        return {}
 
 
 def perform(op: Op, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory] | str:

@@ -9,7 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from hansa.core.budget import Budget
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.wrapper import Wrapper
 from hansa.plumbing.errors import AlgorithmError
 
 Message = Mapping[str, Tensor]  # the tensors that one party sends to another, by name

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hansa.core.data_op import DataOp
 from hansa.core.entries import FreeForm, Several, Sizes, Text, stated
-from hansa.core.op import DataOp, Party, Payload
+from hansa.core.op import Party, Payload
 from hansa.core.registry import register
 from hansa.data.cells import canonical, missing_words, text_code
 from hansa.data.column_options import MOST_BINS, MOST_CATEGORIES

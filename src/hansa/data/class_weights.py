@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from hansa.core.class_counts import ClassCounts
+from hansa.core.data_op import DataOp
 from hansa.core.entries import Shaped, stated
 from hansa.core.federation import Federation
-from hansa.core.op import DataOp, Payload, sent
+from hansa.core.op import Payload, sent
 from hansa.core.registry import register
 from hansa.data.prepare import Preparation
 from hansa.numerics.weights import BALANCED, MOST

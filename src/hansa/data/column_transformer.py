@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.data_op import DataOp
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
-from hansa.core.op import DataOp
 from hansa.core.registry import ENTRIES, WORDS, register
 from hansa.data.apply_table import WIDEST, ApplyTable, Binned, Categories, Hashed, Scaled, Step, TablePlan
 from hansa.data.cells import MISSING, canonical, parsed_date

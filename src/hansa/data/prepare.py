@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hansa.core.data_op import DataOp
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Shaped, stated
 from hansa.core.federation import Federation
-from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, Shape, sent
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.registry import Part, register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.holdings.stored_rows import blocks, whole

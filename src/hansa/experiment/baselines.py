@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from hansa.core.algorithm import Algorithm
-from hansa.core.op import unwrap
 from hansa.core.registry import build, field_types, lookup, to_config
+from hansa.core.wrapper import unwrap
 from hansa.plumbing.errors import ConfigError
 
 Baseline = Literal["local-only", "centralised"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.federation import SumProtocol
-from hansa.core.op import unwrap
+from hansa.core.wrapper import unwrap
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.drift import DataDrift, Drift
 from hansa.experiment.settings import Run

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from hansa.core.algorithm import Algorithm
-from hansa.core.op import unwrap
 from hansa.core.registry import field_types, fill
 from hansa.core.task import Known
+from hansa.core.wrapper import unwrap
 from hansa.experiment.settings import Run
 from hansa.local.solver import LocalSolver
 from hansa.plumbing.errors import ConfigError

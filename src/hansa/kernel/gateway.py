@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hansa.core.budget import PrivateOp
-from hansa.core.op import Op, Payload, unwrap
+from hansa.core.op import Op, Payload
+from hansa.core.wrapper import unwrap
 from hansa.holdings.gateway import Purpose, SampleGateway
 from hansa.kernel.ranges import Ranges
 from hansa.plumbing.errors import PartyError

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from hansa.core.budget import Budget
 from hansa.core.entries import Entries, extended, model_of
-from hansa.core.op import Around, Memory, Op, Party, Payload, Shape, Wrapper, sent
+from hansa.core.op import Memory, Op, Party, Payload, Shape, sent
 from hansa.core.registry import register
+from hansa.core.wrapper import Around, Wrapper
 from hansa.holdings.gateway import Samples
 from hansa.local.sgd import SGD
 from hansa.numerics.objective import Objective

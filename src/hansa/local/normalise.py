@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from hansa.core.entries import Entries, Number, extended
-from hansa.core.op import Memory, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.quantities import FACTORS
 from hansa.core.registry import register
+from hansa.core.wrapper import Wrapper
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.replies.buffer_checks import MOST, OWN
 

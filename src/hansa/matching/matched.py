@@ -15,9 +15,10 @@ from hansa.core.algorithm import Algorithm, Parts, Problem, State
 from hansa.core.ask import Gathered
 from hansa.core.federation import Federation
 from hansa.core.fields import Advice
-from hansa.core.op import Op, Party, Payload, Reply, unwrap
+from hansa.core.op import Op, Party, Payload, Reply
 from hansa.core.other_model import OtherModel
 from hansa.core.quantities import AnyCount, Positive, Size
+from hansa.core.wrapper import unwrap
 from hansa.local import SGD
 from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import Process

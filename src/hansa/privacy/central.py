@@ -14,9 +14,10 @@ import torch
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.applies import Applies, If
 from hansa.core.budget import check_delta
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper, unwrap
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.quantities import Length, Norm, Sigma, Weight, Wide, Work
 from hansa.core.registry import Part, register
+from hansa.core.wrapper import Wrapper, unwrap
 from hansa.kernel.clipped_sums import exact_contribution
 from hansa.kernel.grid import Grid
 from hansa.numerics.norms import max_abs

@@ -20,10 +20,11 @@ from torch import Tensor
 from hansa.core.ask import Ask
 from hansa.core.budget import EPSILON
 from hansa.core.metric_ranges import COUNT, NAME, outside
-from hansa.core.op import Op, PackingOp, Payload, Reply
+from hansa.core.op import Op, Payload, Reply
 from hansa.core.round_record import ExactMeans
 from hansa.core.sample_bounds import sample_fault
 from hansa.core.shapes import Shape
+from hansa.core.wrapper import PackingOp
 from hansa.numerics.exact_sums import (
     LIMBS,
     LIMIT,

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Ticket, unsummable
-from hansa.core.op import Op, PackingOp, Payload, Replies, Reply, Shape, open_tensors
+from hansa.core.op import Op, Payload, Replies, Reply, Shape, open_tensors
 from hansa.core.round_record import ExactMeans, Means, Medians, Record
 from hansa.core.sample_bounds import share_of
 from hansa.core.shapes import largest_shape
 from hansa.core.sums import BlockSum, StoredReply, StoredSums
+from hansa.core.wrapper import PackingOp
 from hansa.numerics.exact_sums import ExactSum
 from hansa.numerics.rows import Rows, room
 from hansa.plumbing import codec

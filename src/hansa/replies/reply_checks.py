@@ -11,9 +11,10 @@ from torch import Tensor
 
 from hansa.core.ask import Ask
 from hansa.core.metric_ranges import COUNT, MOST, NAME, outside
-from hansa.core.op import Op, PackingOp, Payload, Replies, Reply
+from hansa.core.op import Op, Payload, Replies, Reply
 from hansa.core.sample_bounds import sample_fault
 from hansa.core.shapes import Shape, fits, is_open, shape_text
+from hansa.core.wrapper import PackingOp
 from hansa.numerics.exact_sums import too_large
 from hansa.numerics.norms import max_abs, norm_in_pieces, norm_over, row_norms
 from hansa.plumbing.errors import ConfigError

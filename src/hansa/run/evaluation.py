@@ -13,8 +13,9 @@ import torch
 
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.ask import Gathered, Reduced
+from hansa.core.data_op import DataOp
 from hansa.core.federation import Federation
-from hansa.core.op import DataOp, Payload
+from hansa.core.op import Payload
 from hansa.core.predictor import Evaluate, evaluate
 from hansa.core.registry import build, lookup
 from hansa.core.runtime import Abort, Attend, Request

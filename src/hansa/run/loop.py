@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.data_op import DataOp
 from hansa.core.driver import drive
 from hansa.core.federation import SumProtocol
-from hansa.core.op import DataOp
 from hansa.core.registry import lookup
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Request
 from hansa.core.task import Known, Task

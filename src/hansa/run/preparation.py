@@ -8,8 +8,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hansa.core.data_op import DataOp
 from hansa.core.federation import Federation
-from hansa.core.op import DataOp
 from hansa.core.runtime import Abort, Attend, Request
 from hansa.data.prepare import Preparation
 from hansa.plumbing.errors import ConfigError, RoundAborted

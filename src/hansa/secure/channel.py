@@ -13,10 +13,11 @@ from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
-from hansa.core.op import Around, Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.quantities import Bits, Noise, SumRange, Weight, Work
 from hansa.core.registry import Part
 from hansa.core.sample_bounds import Bounds, largest_entry
+from hansa.core.wrapper import Around, Wrapper
 from hansa.numerics.norms import max_abs
 from hansa.numerics.objective import Objective
 from hansa.plumbing.errors import ConfigError, before_reading

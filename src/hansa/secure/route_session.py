@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hansa.core.entries import Entries, Sizes, extended
-from hansa.core.op import Memory, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.post import LARGEST, NONCE, Parcel, Post, Restarted
 from hansa.core.registry import register
 from hansa.core.relay import message_size
 from hansa.core.route_op import Message, without_route
 from hansa.core.session_op import Receive, Send, SessionOp
+from hansa.core.wrapper import Wrapper
 from hansa.plumbing import codec
 from hansa.plumbing.errors import DataError, PartyError
 from hansa.plumbing.stopping import go_on

@@ -34,10 +34,11 @@ from torch import Tensor
 
 from hansa.core.ask import op_config
 from hansa.core.entries import Entries, Flag, Nested, Number, Several, Sizes, extended, stated
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.relay import ACCEPTED, CODES, UNLIKE, UNSEALED, UNTRUSTED, message_size
 from hansa.core.route_op import ROUTE, Message, Receiving, RouteOp, without_route
+from hansa.core.wrapper import Wrapper
 from hansa.plumbing import codec
 from hansa.plumbing.errors import DataError, PartyError
 from hansa.replies.reply_checks import message_fault

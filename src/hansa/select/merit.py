@@ -16,9 +16,9 @@ from hansa.core.applies import Applies, If
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
-from hansa.core.op import unwrap
 from hansa.core.quantities import SampleCount, Share
 from hansa.core.registry import register
+from hansa.core.wrapper import unwrap
 from hansa.numerics.norms import l2_norm
 from hansa.plumbing.errors import ConfigError
 from hansa.select.selector import Ids, Selector, SelectorState, ids, trained_model_only

@@ -13,10 +13,11 @@ from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.applies import Applies, If, Unless
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Evaluate
 from hansa.core.quantities import Count, NotNegative, Seconds, Steps
 from hansa.core.registry import field_types, register
+from hansa.core.wrapper import Wrapper
 from hansa.local import SGD, LocalSolver
 from hansa.plumbing.errors import ConfigError
 from hansa.select.selector import Ids, Selector, SelectorState, ids, trained_model_only, uniformly

@@ -9,12 +9,13 @@ from typing import Any, Literal
 import numpy as np
 
 from hansa.core.ask import Ask
-from hansa.core.op import Op, unwrap
+from hansa.core.op import Op
 from hansa.core.relay import session_bytes
 from hansa.core.route_op import RouteOp
 from hansa.core.runtime import Plan
 from hansa.core.session_op import SessionOp
 from hansa.core.task import PartyShards
+from hansa.core.wrapper import unwrap
 from hansa.local.solver import LocalSolver
 from hansa.numerics import rng
 from hansa.replies.replies import expected_size

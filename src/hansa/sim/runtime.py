@@ -14,12 +14,14 @@ from hansa.core.answering import report_spent
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket
 from hansa.core.budget import Accountant, Spending
 from hansa.core.columns import ColumnHoldings
-from hansa.core.op import DataOp, Memory, Op, PackingOp, Payload, Replies, Reply
+from hansa.core.data_op import DataOp
+from hansa.core.op import Memory, Op, Payload, Replies, Reply
 from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, conversation, relay, session_bytes, weightless
 from hansa.core.round_record import Record
 from hansa.core.route_op import ROUTE, Inbox, Message, Outbox, RouteOp
 from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, Tickets, complete, shortened
 from hansa.core.session_op import Continue, SessionOp, converse
+from hansa.core.wrapper import PackingOp
 from hansa.plumbing.determinism import threads
 from hansa.plumbing.errors import AlgorithmError, PartyError
 from hansa.replies.partial_sums import PartialSum, unsuitable

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hansa.core.op import Around, Op, Replies, Wrapper, completed, unwrap
+from hansa.core.op import Op, Replies
 from hansa.core.predictor import Evaluate
 from hansa.core.sums import BLOCK
 from hansa.core.task import Holdings
+from hansa.core.wrapper import Around, Wrapper, completed, unwrap
 from hansa.local.solver import Batch, Context, LocalSolver
 from hansa.numerics import rng
 from hansa.numerics.objective import Objective

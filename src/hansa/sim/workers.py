@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from hansa.core.ask import op_config, op_of
-from hansa.core.op import Memory, Op, Payload, Replies, Reply, unwrap
+from hansa.core.op import Memory, Op, Payload, Replies, Reply
 from hansa.core.shapes import is_open, largest_shape
+from hansa.core.wrapper import unwrap
 from hansa.local.solver import LocalSolver
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure

@@ -17,7 +17,8 @@ import torch
 from hansa.core.answering import answer
 from hansa.core.ask import op_of
 from hansa.core.budget import Accountant, Spending
-from hansa.core.op import DataOp, Memory, Party, Reply
+from hansa.core.data_op import DataOp
+from hansa.core.op import Memory, Party, Reply
 from hansa.experiment.config import parse
 from hansa.net.party.post import PostOffice
 from hansa.numerics.objective import Objective

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from hansa.algorithms import FedAvg
-from hansa.core.op import Memory, Op, PackingOp, Party, Reply, Shape, like
+from hansa.core.op import Memory, Op, Party, Reply, Shape, like
 from hansa.core.registry import from_config, to_config
 from hansa.core.shapes import is_open
+from hansa.core.wrapper import PackingOp
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD, Controlled
 from hansa.numerics.objective import Objective

@@ -11,9 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, Wrapper
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.quantities import Norm
 from hansa.core.registry import register
+from hansa.core.wrapper import Wrapper
 from hansa.numerics.norms import l2_norm, max_abs
 from hansa.plumbing.errors import ConfigError
 from hansa.transforms.transform import Kept, Transform

@@ -14,9 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.op import Memory, Op, PackingOp, Party, Payload, Replies, Reply, Shape, like, unwrap
+from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, Shape, like
 from hansa.core.registry import Part, register
 from hansa.core.shapes import is_open
+from hansa.core.wrapper import PackingOp, unwrap
 from hansa.numerics import rng
 from hansa.plumbing.errors import ConfigError
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket, op_config
-from hansa.core.op import DataOp, Op, Payload, Reply
+from hansa.core.data_op import DataOp
+from hansa.core.op import Op, Payload, Reply
 from hansa.core.relay import SESSION, conversation, relay, session_bytes
 from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Commit, Flight, Open, Request, Tickets, complete

@@ -25,11 +25,13 @@ import torch
 import hansa
 from hansa.core.answering import answer
 from hansa.core.ask import op_of
+from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
 from hansa.core.entries import sizes_of
-from hansa.core.op import DataOp, Memory, Op, Party, Payload, Reply, unwrap
+from hansa.core.op import Memory, Op, Party, Payload, Reply
 from hansa.core.post import Post
 from hansa.core.session_op import SessionOp
+from hansa.core.wrapper import unwrap
 from hansa.local.clipping import keeps_state
 from hansa.local.solver import LocalSolver
 from hansa.net.audit.evidence import make_statement, payload_model_digest, signed_by, vault_bytes

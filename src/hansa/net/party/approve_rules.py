@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
-from hansa.core.op import DataOp, Op
+from hansa.core.op import Op
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import field_types, registered
 from hansa.net.transport.manifest import AllowedOp, Manifest

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from hansa.core.op import Memory, Op, Party, Payload, unwrap
+from hansa.core.op import Memory, Op, Party, Payload
 from hansa.core.predictor import Evaluate, Predictor
 from hansa.core.registry import build
 from hansa.core.shapes import largest_shape
+from hansa.core.wrapper import unwrap
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.plumbing.errors import ConfigError, OutOfRange
 

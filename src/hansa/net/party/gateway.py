@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hansa.core.budget import PrivateOp
-from hansa.core.op import Op, Payload, unwrap
+from hansa.core.op import Op, Payload
+from hansa.core.wrapper import unwrap
 from hansa.data.describe import Describe, over_columns
 from hansa.holdings.gateway import Purpose, SampleGateway
 from hansa.kernel.gateway import GuardedGateway

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hansa.core.ask import op_of
+from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
-from hansa.core.op import DataOp, Op, unwrap
+from hansa.core.op import Op
 from hansa.core.other_model import described
 from hansa.core.registry import Part, field_types, to_config
+from hansa.core.wrapper import unwrap
 from hansa.local.finetune import FineTune
 from hansa.local.solver import LocalSolver
 from hansa.net.party.policy import PACKED, parts

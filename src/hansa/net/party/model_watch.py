@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa.core.op import Op, Party, Payload, unwrap
+from hansa.core.op import Op, Party, Payload
 from hansa.core.route_op import RouteOp
+from hansa.core.wrapper import unwrap
 from hansa.holdings.stored_rows import whole
 from hansa.local.finetune import FineTune
 from hansa.local.solver import LocalSolver

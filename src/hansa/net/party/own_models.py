@@ -13,7 +13,8 @@ from typing import Any
 from hansa.artifacts import saved_model
 from hansa.artifacts.run_folder import beside, write_json
 from hansa.core.ask import op_of
-from hansa.core.op import DataOp, Memory, Party, Payload
+from hansa.core.data_op import DataOp
+from hansa.core.op import Memory, Party, Payload
 from hansa.core.predictor import NetworkPredictor, Predictor
 from hansa.core.registry import build, lookup
 from hansa.data.apply_table import ApplyTable, TablePlan

@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from hansa.core.budget import Budget
+from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
 from hansa.core.entries import Sizes, refuses_payload
 from hansa.core.fields import Owner, owner_of, stated_types
-from hansa.core.op import DataOp, Op, Payload, unwrap
+from hansa.core.op import Op, Payload
 from hansa.core.other_model import ARCHITECTURE, described
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import Part, field_types, fill, from_config, own_function
 from hansa.core.relay import RECEIVE, SEND
 from hansa.core.route_op import RouteOp
+from hansa.core.wrapper import unwrap
 from hansa.data.class_weights import WeighClasses
 from hansa.data.statement import DataStatement
 from hansa.kernel.ranges import Ranges

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from hansa.core.ask import op_config, op_of
+from hansa.core.data_op import DataOp
 from hansa.core.entries import sizes_of
-from hansa.core.op import DataOp, Op, Party
+from hansa.core.op import Op, Party
 from hansa.net.party.data_statement import told
 from hansa.net.party.policy import Policy
 from hansa.plumbing.errors import HansaError, NotAdmitted

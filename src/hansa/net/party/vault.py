@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from hansa.core.budget import Accountant, Budget, PrivateOp, Release, charge
-from hansa.core.op import Vault
+from hansa.core.vault import Vault
 from hansa.holdings.gateway import Purpose
 from hansa.net.party.peers import Peers, Signer
 from hansa.net.party.query_budget import QueryBudget
