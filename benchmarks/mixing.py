@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 import hansa
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.topology import metropolis
 
 NUMBERS = 60

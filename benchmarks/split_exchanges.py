@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hansa.core.registry import to_config
+from hansa.core.plain_data import to_config
 from hansa.experiment.config import parse
 from hansa.models.dense import Logistic
 from hansa.net.aggregator.federation import init

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import hansa
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 from hansa.models.dense import TwoNN
 from hansa.numerics import rng
 from hansa.sim import runtime

@@ -25,7 +25,7 @@ if "--python-integers" in sys.argv:
     sys.modules["gmpy2"] = None  # type: ignore[assignment]
 
 import hansa
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.secure.big_integers import GMP, big
 from hansa.secure.paillier import PrivateKey
 from hansa.secure.primes import Stream

@@ -11,7 +11,8 @@ import torch
 
 import hansa
 from hansa.core.op import Memory, Op, Party, Payload
-from hansa.core.registry import registered, to_config
+from hansa.core.plain_data import to_config
+from hansa.core.registry import registered
 from hansa.data.describe import Describe
 from hansa.data.statement import DataStatement
 from hansa.experiment.config import parse

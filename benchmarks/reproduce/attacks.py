@@ -29,7 +29,7 @@ from hansa.attacks.canaries import audit_epsilon
 from hansa.attacks.gradient_leakage import Prior, dlg, gradient_of, idlg_label
 from hansa.attacks.membership import MemberPool, lira_scores, loss_scores, rmia_scores, train_references
 from hansa.attacks.recipe import recipe_of
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 from hansa.experiment.config import parse, read
 from hansa.local import DPSGD, SGD
 from hansa.models.dense import TwoNN

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 
 THEMES = {
     "employer": ("workclass", "occupation", "hours-per-week", "education-num"),

@@ -193,7 +193,7 @@ _EXPORTS = {
     "compare": "hansa.study",
     "resume": "hansa.run",
     "simulate": "hansa.run",
-    "build": "hansa.core.registry",
+    "build": "hansa.core.plain_data",
     "register": "hansa.core.registry",
 }
 

@@ -14,7 +14,8 @@ from torch import Tensor
 import hansa
 from hansa.adversary.alie import largest_shift
 from hansa.adversary.bit_flip import flipped
-from hansa.core.registry import from_config, registered, to_config
+from hansa.core.plain_data import from_config, to_config
+from hansa.core.registry import registered
 
 ATTACKS = sorted(registered("adversary"))
 ON_UPDATES = [name for name in ATTACKS if name != "label-flip"]

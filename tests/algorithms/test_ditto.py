@@ -13,7 +13,7 @@ import hansa
 from hansa.artifacts import saved_model
 from hansa.core.ask import Ask
 from hansa.core.op import Reply
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.fusion import Krum, Median
 from hansa.local import DPSGD, SGD, Adam, Personal, Proximal, TwoModels
 from hansa.plumbing import codec

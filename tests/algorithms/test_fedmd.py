@@ -15,7 +15,7 @@ from hansa.core import own_model
 from hansa.core.ask import Reduced
 from hansa.core.entries import refuses_payload
 from hansa.core.op import Memory, Party, Reply
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.holdings.gateway import SampleGateway
 from hansa.holdings.public import PublicSamples
 from hansa.numerics.objective import Objective

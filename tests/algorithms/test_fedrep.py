@@ -10,7 +10,7 @@ from test_fedper import task
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.local import DPSGD, SGD, Adam, Alternating, Gradient
 from hansa.local.personal import HEAD
 from quadratics import ENGINES

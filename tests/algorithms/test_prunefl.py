@@ -14,7 +14,7 @@ import hansa
 from hansa.algorithms import pruning
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.fusion import FLTrust
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import DPSGD, SGD, Adam, Controlled, Gradient, Proximal

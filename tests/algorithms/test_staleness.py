@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import hansa
 from hansa.algorithms import ConstantStaleness, HingeStaleness, PolynomialStaleness, Staleness
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 
 positive = st.floats(0.01, 20.0)
 functions = st.one_of(

@@ -15,7 +15,7 @@ import pytest
 
 import hansa
 from hansa.core.op import Memory
-from hansa.core.registry import to_config
+from hansa.core.plain_data import to_config
 from hansa.experiment.config import Experiment, parse
 from hansa.models.dense import Logistic
 from hansa.net.aggregator.federation import init

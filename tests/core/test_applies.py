@@ -11,7 +11,8 @@ import pytest
 
 from hansa.algorithms import FedAvg
 from hansa.core.applies import If, Unless, conditions
-from hansa.core.registry import KINDS, build, field_default, field_types, from_config, nest, registered
+from hansa.core.plain_data import build, field_default, field_types, from_config, nest
+from hansa.core.registry import KINDS, registered
 from hansa.experiment.audit import AuditTable
 from hansa.experiment.config import parse, parse_set, read
 from hansa.experiment.settings import Run

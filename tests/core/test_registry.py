@@ -13,7 +13,8 @@ import pytest
 
 import hansa
 from hansa.core import registry
-from hansa.core.registry import KINDS, Part, build, from_config, lookup, nest, register, registered, summary, to_config
+from hansa.core.plain_data import build, from_config, nest, to_config
+from hansa.core.registry import KINDS, Part, lookup, register, registered, summary
 from hansa.fusion import WeightedMean
 from hansa.local import SGD, SVRG, Gradient
 from hansa.plumbing.errors import ConfigError

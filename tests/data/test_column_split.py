@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.data import BreastCancer, Columns, Data, Digits, Heart
 from hansa.plumbing.errors import ConfigError, DataError
 

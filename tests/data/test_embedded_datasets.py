@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.data import HEART_FEATURES, BreastCancer, Data, Dataset, Digits, Heart, Synthetic, table
 from hansa.data.dataset import stratified_split
 from hansa.plumbing.errors import ConfigError, DataError

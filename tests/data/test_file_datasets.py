@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.data import ADULT_FEATURES, Adult, Cifar10, FashionMnist, Mnist, Shakespeare
 from hansa.data.cifar import MEAN, STD
 from hansa.data.shakespeare import speeches

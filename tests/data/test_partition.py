@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.data import Data, Dirichlet, Heart, Iid, Natural, Noise, Partition, Quantity, Shards, Similarity, table
 from hansa.plumbing.errors import ConfigError, DataError
 

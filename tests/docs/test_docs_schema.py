@@ -14,7 +14,8 @@ from docs_pages import ROOT, blocks
 from typer.testing import CliRunner
 
 from hansa.cli.app import app
-from hansa.core.registry import Part, field_types, registered, to_config
+from hansa.core.plain_data import field_types, to_config
+from hansa.core.registry import Part, registered
 from hansa.experiment.config import parse
 from hansa.plumbing.errors import ConfigError
 from hansa.study import parse_study

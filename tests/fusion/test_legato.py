@@ -20,7 +20,8 @@ import hansa
 from hansa.core.algorithm import State
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply
-from hansa.core.registry import build, register
+from hansa.core.plain_data import build
+from hansa.core.registry import register
 from hansa.core.wrapper import Wrapper
 from hansa.fusion import Fused, Legato, Median, WeightedMean
 from hansa.fusion.legato import layer_weights

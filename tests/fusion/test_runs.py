@@ -13,7 +13,8 @@ from torch import nn
 
 import hansa
 from hansa.core.op import Memory, Party, Payload, Reply
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.core.wrapper import Wrapper
 from hansa.local import SGD, Controlled, LocalSolver
 from hansa.local.solver import Carry, Context

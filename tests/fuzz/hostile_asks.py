@@ -35,8 +35,9 @@ from hansa.core.ask import op_config, op_of
 from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
 from hansa.core.op import Memory, Op, Party, Payload, Reply, perform
+from hansa.core.plain_data import field_types
 from hansa.core.predictor import Evaluate
-from hansa.core.registry import field_types, lookup, registered
+from hansa.core.registry import lookup, registered
 from hansa.core.wrapper import unwrap
 from hansa.data.prepare import ColumnMoments
 from hansa.data.table import Table

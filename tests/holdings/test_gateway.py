@@ -18,7 +18,8 @@ import hansa
 from every_op import HAS_RBCL, exercise
 from hansa.core.ask import Ask
 from hansa.core.op import Memory, Op, Party, Payload, perform
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.core.round_record import Record
 from hansa.core.wrapper import Wrapper, unwrap
 from hansa.experiment.config import parse

@@ -25,7 +25,8 @@ from twins import COLOURS, FEATURES, KINDS, LAYOUT, TASK, VARIANTS
 
 from hansa.core.ask import op_config
 from hansa.core.fields import Owner, owner_of, stated_types
-from hansa.core.registry import field_types, lookup, registered
+from hansa.core.plain_data import field_types
+from hansa.core.registry import lookup, registered
 from hansa.local import DPSGD
 from hansa.plumbing import codec
 

@@ -15,7 +15,8 @@ import torch
 import hansa
 from hansa.core.fields import REQUESTED, Owner, owner_of, stated_types
 from hansa.core.op import Op
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.holdings.gateway import SampleGateway
 from hansa.kernel.gateway import GuardedGateway
 from hansa.kernel.ranges import Ranges

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hansa.core.registry import from_config, to_config
+from hansa.core.plain_data import from_config, to_config
 from hansa.matching.units import Network, permuted
 from hansa.models import CharLstm, Cnn, LayerChain, Logistic, ResNetGn, TwoNN
 from hansa.models.chain import LayerText, read_layer

@@ -14,7 +14,8 @@ import torch
 from sklearn import metrics as sk
 from torch import Tensor
 
-from hansa.core.registry import build, register, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import register, registered
 from hansa.metrics import AUC, F1, R2, Accuracy, FunctionMetric, Metric, Predictions
 from hansa.metrics.scores import GridMetric
 from hansa.numerics import losses

@@ -16,7 +16,7 @@ from sklearn import metrics as sk
 import hansa
 from hansa.core.ask import Gathered
 from hansa.core.op import Reply
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.experiment.settings import measured as measured_by_run
 from hansa.metrics import Accuracy, FunctionMetric
 from hansa.metrics.evaluate import EvaluateMetrics

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from hansa.core.registry import build, from_config, registered, to_config
+from hansa.core.plain_data import build, from_config, to_config
+from hansa.core.registry import registered
 from hansa.models import CharLstm, Cnn, Logistic, Model, ResNetGn, TwoNN
 from hansa.models.chain import LayerChain
 from hansa.plumbing.errors import ConfigError

@@ -15,7 +15,7 @@ from league import PARTIES, Asked, League, draft, samples
 
 import hansa
 from hansa.core.op import Reply
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.data.describe import CLASSES, DIMENSIONS, KINDS, Description, agreed
 from hansa.experiment.tasks import make_model
 from hansa.holdings.labels import Labels

@@ -11,7 +11,7 @@ from torch import nn
 
 import hansa
 from hansa.core.op import Party
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.experiment.tasks import make_model
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD

@@ -12,7 +12,7 @@ import torch
 from league import PARTIES, League, samples
 
 import hansa
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.holdings.stored_rows import StoredRows
 from hansa.local import SGD
 from hansa.net.party.samples import read_samples

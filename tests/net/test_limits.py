@@ -22,7 +22,7 @@ import pytest
 import uvloop
 from league import PATIENCE, Caller, League, until
 
-from hansa.core.registry import fill
+from hansa.core.plain_data import fill
 from hansa.net.aggregator.federation import TOML, FederationFolder, init
 from hansa.net.aggregator.serve_settings import Serve
 from hansa.net.transport import certificates, keys

@@ -11,7 +11,8 @@ from msgspec import structs
 from every_op import quick
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, op_config, op_of
-from hansa.core.registry import field_types, from_config, registered
+from hansa.core.plain_data import field_types, from_config
+from hansa.core.registry import registered
 from hansa.core.runtime import Request
 from hansa.experiment.config import Experiment, parse
 from hansa.local import SGD

@@ -11,7 +11,7 @@ import torch
 from league import PARTIES, League, samples
 
 import hansa
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.experiment.config import parse
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD

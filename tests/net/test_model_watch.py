@@ -17,7 +17,8 @@ from torch import Tensor
 import hansa
 from hansa.core.ask import op_config
 from hansa.core.op import Op, Reply, perform
-from hansa.core.registry import registered, to_config
+from hansa.core.plain_data import to_config
+from hansa.core.registry import registered
 from hansa.core.route_op import RouteOp
 from hansa.core.wrapper import Wrapper
 from hansa.experiment.config import parse

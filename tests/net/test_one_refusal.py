@@ -22,8 +22,9 @@ from hansa.classical.trees.private import PrivateHistograms
 from hansa.classical.trees.table import TreeTable
 from hansa.core.ask import op_config
 from hansa.core.op import Memory, Op, Party, Payload, Reply
+from hansa.core.plain_data import build
 from hansa.core.quantities import AnyCount
-from hansa.core.registry import build, register
+from hansa.core.registry import register
 from hansa.local import SGD
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import PREFIX, FineTune

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import hansa
 from hansa.cli import predict as commands
 from hansa.core.op import Party
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD
 from hansa.local.finetune import PREFIX

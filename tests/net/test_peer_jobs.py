@@ -11,7 +11,7 @@ from league import PARTIES, League, logistic_task, memory
 from test_routed_jobs import TASK
 
 import hansa
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 from hansa.testing import same_bits
 
 pytestmark = pytest.mark.usefixtures("quick")

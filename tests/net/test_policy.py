@@ -19,8 +19,8 @@ import hansa
 from hansa.algorithms.fedmd import PublicScores
 from hansa.core.ask import op_config, op_of
 from hansa.core.op import Op
+from hansa.core.plain_data import build
 from hansa.core.predictor import Evaluate
-from hansa.core.registry import build
 from hansa.experiment.tasks import make_model
 from hansa.local import DPSGD, SGD, Mixed
 from hansa.local.cluster import ClusterTrain

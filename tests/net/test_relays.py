@@ -13,7 +13,7 @@ from league import PATIENCE, League, draft, logistic_task, samples
 from relay_league import RelayLeague
 
 import hansa
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 from hansa.net.aggregator import intake, runtime
 from hansa.net.aggregator.federation import init
 from hansa.net.aggregator.order import check_order

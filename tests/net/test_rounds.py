@@ -14,7 +14,7 @@ from league import PARTIES, PATIENCE, Asked, League, Signer, draft, logistic_tas
 import hansa
 from hansa.core.ask import Ask
 from hansa.core.op import Reply
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.core.round_record import Record
 from hansa.core.runtime import Open
 from hansa.data.describe import Description

@@ -15,10 +15,12 @@ from league import PARTIES, Asked, Caller, League, posting, samples
 from msgspec import structs
 
 import hansa
-from hansa import Algorithm, Federation, State, register
-from hansa.core.algorithm import Problem
+from hansa import State
+from hansa.core.algorithm import Algorithm, Problem
+from hansa.core.federation import Federation
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.quantities import AnyCount
+from hansa.core.registry import register
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.net.aggregator import sessions
 from hansa.net.aggregator.sessions import Mailboxes

@@ -16,7 +16,7 @@ from league import PARTIES, League, samples
 import hansa
 from hansa.core import own_model
 from hansa.core.op import Party
-from hansa.core.registry import build, to_config
+from hansa.core.plain_data import build, to_config
 from hansa.holdings.gateway import SampleGateway
 from hansa.net.aggregator.blobs import Blobs
 from hansa.net.aggregator.party_routes import PartyRoutes

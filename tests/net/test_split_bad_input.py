@@ -11,12 +11,12 @@ import pytest
 from league import PARTIES, League
 
 import hansa
-from hansa import Split
-from hansa.core.registry import to_config
+from hansa.core.plain_data import to_config
 from hansa.experiment.config import parse
 from hansa.models.dense import Logistic
 from hansa.net.party.samples import read_samples
 from hansa.plumbing.errors import ConfigError, DataError, HansaError
+from hansa.vertical.split import Split
 
 pytest.importorskip("rbcl")
 

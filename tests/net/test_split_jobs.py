@@ -13,9 +13,8 @@ import torch
 from league import PARTIES, League, posting
 
 import hansa
-from hansa import Split
 from hansa.core.op import Memory
-from hansa.core.registry import to_config
+from hansa.core.plain_data import to_config
 from hansa.holdings.gateway import TableRows
 from hansa.models.dense import TwoNN
 from hansa.net.party.samples import PartySamples
@@ -23,6 +22,7 @@ from hansa.net.party.vault_lines import read_vault
 from hansa.net.transport.wire import Work
 from hansa.plumbing import codec
 from hansa.testing import same_bits
+from hansa.vertical.split import Split
 
 pytestmark = pytest.mark.usefixtures("quick")
 WIDTHS, HOLDER, PEOPLE, ROUNDS = (2, 4, 1), 1, 40, 2

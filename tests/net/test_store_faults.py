@@ -25,7 +25,7 @@ import torch
 from league import PARTIES, PATIENCE, Asked, Caller, League, draft, logistic_task
 
 import hansa
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.net.aggregator import blobs as blobs_module
 from hansa.net.aggregator import job as one_job
 from hansa.net.aggregator import jobs

@@ -24,8 +24,9 @@ from hansa.core.ask import op_config
 from hansa.core.budget import Budget, Release
 from hansa.core.entries import Number, stated
 from hansa.core.op import Op, Payload, Reply
+from hansa.core.plain_data import build
 from hansa.core.predictor import Evaluate, Predictor
-from hansa.core.registry import build, register
+from hansa.core.registry import register
 from hansa.data.describe import Describe
 from hansa.data.prepare import ApplyStandardise, StandardiseOwn
 from hansa.local import SGD

@@ -14,7 +14,8 @@ import hansa
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.other_model import OtherModel
-from hansa.core.registry import build, register
+from hansa.core.plain_data import build
+from hansa.core.registry import register
 from hansa.local import SGD
 from hansa.net.party.samples import PartySamples
 from hansa.numerics.params import Params

@@ -15,7 +15,7 @@ from torch import Tensor
 from hansa.core import sums
 from hansa.core.ask import Ask, Reduced
 from hansa.core.op import Replies, Reply
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.core.relay import KEYS
 from hansa.core.round_record import Record
 from hansa.core.sums import StoredReply

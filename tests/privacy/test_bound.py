@@ -9,7 +9,7 @@ import torch
 
 import hansa
 from hansa.core.op import Op, Reply
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.local import Controlled, Fair, Normalised
 from hansa.local.scaffold import OWN
 from hansa.plumbing.errors import ConfigError

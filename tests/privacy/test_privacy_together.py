@@ -14,7 +14,8 @@ from torch import nn
 
 import hansa
 from hansa.core.budget import Release
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.experiment.config import parse
 from hansa.privacy import CentralDP, Privacy, accounting, privacy
 

@@ -26,7 +26,8 @@ import typer
 import hansa
 from hansa import cli
 from hansa.cli.app import app
-from hansa.core.registry import KINDS, Part, field_default, field_types, registered, to_config, type_name
+from hansa.core.plain_data import field_default, field_types, to_config, type_name
+from hansa.core.registry import KINDS, Part, registered
 from hansa.experiment.audit import AuditTable
 from hansa.experiment.config import TABLES, TaskTable
 from hansa.experiment.settings import Run

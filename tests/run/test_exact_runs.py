@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.experiment.config import parse
 from hansa.testing import PartyPool, check_engines, check_processes
 from hansa.testing.experiments import TREE

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.experiment.config import parse
 from hansa.local import DPSGD, SGD
 from hansa.local.finetune import PREFIX

@@ -12,7 +12,7 @@ from torch import nn
 
 import hansa
 from hansa.core.op import Party
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.holdings.gateway import SampleGateway
 from hansa.local.dp_sgd import DPSGD
 from hansa.numerics.objective import Objective

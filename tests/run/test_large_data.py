@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hansa
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.data import held, load_party_folder
 from hansa.experiment.config import parse
 from hansa.holdings.stored_rows import StoredRows

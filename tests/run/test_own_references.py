@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import hansa
-from hansa.core.registry import build, from_config, lookup, to_config
+from hansa.core.plain_data import build, from_config, to_config
+from hansa.core.registry import lookup
 from hansa.experiment.config import parse, read
 from hansa.plumbing.errors import ConfigError
 from hansa.plumbing.functions import only, searching

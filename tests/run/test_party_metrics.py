@@ -15,7 +15,7 @@ import hansa
 from hansa.cli import show
 from hansa.core.ask import Gathered
 from hansa.core.op import Reply
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.metrics.measures import measure_of
 from hansa.metrics.names import higher_is_better, known_metrics, plain_metric
 from hansa.report.party_metrics import own_metrics

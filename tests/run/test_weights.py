@@ -12,7 +12,8 @@ from torch import nn
 
 import hansa
 from hansa.core.op import Party
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.data import WeighClasses
 from hansa.experiment.config import parse, parse_set, read
 from hansa.holdings.gateway import SampleGateway

@@ -12,8 +12,9 @@ from torch import nn
 
 import hansa
 from hansa.core.other_model import ARCHITECTURE, OtherModel
+from hansa.core.plain_data import build
 from hansa.core.predictor import evaluate
-from hansa.core.registry import build, register
+from hansa.core.registry import register
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params
 from hansa.plumbing.errors import ConfigError, DataError

@@ -21,7 +21,8 @@ from hansa.core.ask import Ask, Reduced, op_of
 from hansa.core.driver import drive
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, perform
-from hansa.core.registry import build, register
+from hansa.core.plain_data import build
+from hansa.core.registry import register
 from hansa.core.round_record import Record
 from hansa.core.vault import Vault
 from hansa.holdings.gateway import SampleGateway

@@ -12,7 +12,8 @@ import torch
 from test_paillier import P, Q
 
 import hansa
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.local import SGD, SVRG, Controlled, Elastic, Fair, FairGradient, Gradient, Normalised, Overlapped, Proximal
 from hansa.local.halves import Halves
 from hansa.local.model_interpolation import ModelInterpolation

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hansa.core.algorithm import Problem
 from hansa.core.ask import op_of
 from hansa.core.op import Op
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.numerics.objective import Objective
 from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.secure import ckks, payloads

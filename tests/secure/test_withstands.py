@@ -11,7 +11,8 @@ from test_masking_runs import task
 
 import hansa
 from hansa.cli.parts import show_parts
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.net.party.policy import Floor
 from hansa.secure import Masking
 from hansa.secure.channel import CURIOUS, LYING, Channel

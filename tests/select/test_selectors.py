@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import hansa
-from hansa.core.registry import from_config, registered, to_config
+from hansa.core.plain_data import from_config, to_config
+from hansa.core.registry import registered
 from hansa.experiment.config import read
 from hansa.replies.journal import Journal
 from hansa.select import Merit, Poisson, PowerOfChoice, Selector, Tiers, Uniform, Weighted

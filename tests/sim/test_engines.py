@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hansa
 from forked import needs_fork
 from hansa.core.op import Replies, Reply
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.local import (
     SGD,
     SVRG,

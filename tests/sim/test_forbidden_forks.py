@@ -11,7 +11,7 @@ from torch import nn
 
 import hansa
 from forked import needs_fork
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.local import SGD
 from hansa.numerics.objective import Objective
 from hansa.plumbing import forking

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hansa
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError
 from hansa.replies.partial_sums import PartialSum

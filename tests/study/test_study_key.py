@@ -15,7 +15,8 @@ import pytest
 
 from hansa.adversary import Adversary
 from hansa.core.algorithm import Algorithm
-from hansa.core.registry import KINDS, Part, field_default, field_types, fill, registered, to_config
+from hansa.core.plain_data import field_default, field_types, fill, to_config
+from hansa.core.registry import KINDS, Part, registered
 from hansa.data.partition import Partition
 from hansa.drift import Drift
 from hansa.experiment.audit import AuditTable

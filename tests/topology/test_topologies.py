@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import hansa
-from hansa.core.registry import build, registered
+from hansa.core.plain_data import build
+from hansa.core.registry import registered
 from hansa.plumbing.functions import searching
 from hansa.topology import EdgeList, Graph, RandomGraph, RandomRegular, Ring, SmallWorld, Topology
 from hansa.topology import graph as graphs

@@ -13,7 +13,8 @@ import pytest
 from small_runs import experiment_file
 
 import hansa
-from hansa.core.registry import registered, to_config
+from hansa.core.plain_data import to_config
+from hansa.core.registry import registered
 from hansa.experiment.config import parse, read
 from hansa.plumbing.errors import ConfigError
 from hansa.track import trackers

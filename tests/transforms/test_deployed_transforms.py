@@ -9,7 +9,7 @@ import pytest
 from test_every_transform import LOCAL, METHODS, TRANSFORMS
 
 import hansa
-from hansa.core.registry import to_config
+from hansa.core.plain_data import to_config
 from hansa.plumbing.errors import ConfigError
 from hansa.testing import NetworkPool, check_engines, check_network, experiment_for
 from hansa.transforms import ByLayer, ErrorFeedback, IdentityTransform, Sign, Transform

@@ -16,8 +16,9 @@ from hansa.adversary.adversary import Adversary, Scene, Sight, check_class, rand
 from hansa.core.applies import Applies, If
 from hansa.core.fields import Advice
 from hansa.core.op import Op, Payload
+from hansa.core.plain_data import from_config, to_config
 from hansa.core.quantities import Count, Fraction, Share
-from hansa.core.registry import from_config, register, to_config
+from hansa.core.registry import register
 from hansa.numerics.rows import Rows
 from hansa.plumbing.errors import ConfigError
 

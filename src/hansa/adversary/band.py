@@ -17,7 +17,8 @@ from hansa.adversary.exchange import Exchange, one_by_one, own_copy
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply, open_tensors
-from hansa.core.registry import from_config, registered
+from hansa.core.plain_data import from_config
+from hansa.core.registry import registered
 from hansa.core.task import Holdings
 from hansa.core.wrapper import Wrapper
 from hansa.holdings.stored_rows import whole

@@ -23,8 +23,9 @@ from hansa.core.ask import op_of
 from hansa.core.data_op import DataOp
 from hansa.core.op import Party, Payload
 from hansa.core.party_models import PartyModels, make_models
+from hansa.core.plain_data import build, from_config, to_config
 from hansa.core.predictor import JointPredictor, NetworkPredictor, Predictor
-from hansa.core.registry import Part, build, from_config, own_function, to_config
+from hansa.core.registry import Part, own_function
 from hansa.core.task import Known, Task
 from hansa.holdings.fitting import cast
 from hansa.holdings.gateway import Purpose, SampleGateway

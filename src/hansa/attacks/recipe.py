@@ -19,8 +19,8 @@ from hansa.artifacts import saved_model
 from hansa.artifacts.run_folder import SUMMARY
 from hansa.core.algorithm import Algorithm
 from hansa.core.op import Payload
+from hansa.core.plain_data import build, fill, from_config
 from hansa.core.predictor import Predictor
-from hansa.core.registry import build, fill, from_config
 from hansa.core.task import Task
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.prepare import Preparation

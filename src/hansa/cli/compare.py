@@ -186,7 +186,7 @@ def compare(
 
     Finished runs are not repeated: run the same command again to continue a stopped study.
     """
-    from hansa.core.registry import nest
+    from hansa.core.plain_data import nest
     from hansa.plumbing.errors import ConfigError
     from hansa.study.results import Results
     from hansa.study.runner import named, run_study, tree_of

@@ -12,18 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hansa.core.registry import (
-    KINDS,
-    Part,
-    field_default,
-    field_types,
-    lookup,
-    noun,
-    registered,
-    summary,
-    to_config,
-    type_name,
-)  # fmt: skip
+from hansa.core.plain_data import field_default, field_types, to_config, type_name
+from hansa.core.registry import KINDS, Part, lookup, noun, registered, summary  # fmt: skip
 from hansa.data import draw, held
 from hansa.data import table as count_table
 from hansa.experiment.config import Experiment

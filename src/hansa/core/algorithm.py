@@ -15,7 +15,8 @@ from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.op import Op, known_open_tensors
 from hansa.core.other_model import OtherModel
-from hansa.core.registry import Part, field_types, noun
+from hansa.core.plain_data import field_types
+from hansa.core.registry import Part, noun
 from hansa.core.wrapper import unwrap
 from hansa.numerics.params import Params, ParamSpec
 from hansa.plumbing.errors import ConfigError

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Op, Payload, Reply
-from hansa.core.registry import from_config, to_config
+from hansa.core.plain_data import from_config, to_config
 from hansa.core.sums import BlockSum, StoredSums
 from hansa.numerics.rows import Rows
 from hansa.plumbing import codec

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hansa.core.registry import Part, to_config
+from hansa.core.plain_data import to_config
+from hansa.core.registry import Part
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hansa.core.registry import Part, from_config, to_config
+from hansa.core.plain_data import from_config, to_config
+from hansa.core.registry import Part
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params
 from hansa.plumbing.errors import ConfigError, DataError

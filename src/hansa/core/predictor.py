@@ -12,7 +12,8 @@ from torch import Tensor
 from hansa.core.entries import ANY_MODEL, OTHER_MODEL, Entries, Sizes, fault_in, stated
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, Shape
 from hansa.core.other_model import objective_of
-from hansa.core.registry import Part, build, lookup, register
+from hansa.core.plain_data import build
+from hansa.core.registry import Part, lookup, register
 from hansa.holdings.stored_rows import Features, blocks
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params

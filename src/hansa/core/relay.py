@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hansa.core.ask import Ask, Gathered, Routed
 from hansa.core.op import Op, Payload, Reply, Shape
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.core.route_op import ROUTE, RouteOp
 from hansa.core.session_op import SessionOp
 from hansa.core.shapes import largest_shape

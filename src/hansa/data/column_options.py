@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hansa.core.registry import fill
+from hansa.core.plain_data import fill
 from hansa.data.cells import parsed_date
 from hansa.holdings.table_layout import Kind, TableLayout
 from hansa.plumbing.errors import ConfigError

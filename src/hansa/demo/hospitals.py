@@ -36,7 +36,7 @@ import torch
 
 from hansa.algorithms import FedAvg, FedAvgPlus
 from hansa.core.algorithm import Algorithm
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.core.task import Pair, Task
 from hansa.data import Data, Standardise
 from hansa.data.dataset import stratified_split

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 from hansa.core.task import Holdings, PartyShards
 from hansa.drift.drift import Array, Concept, DataDrift, Drift
 from hansa.numerics import rng

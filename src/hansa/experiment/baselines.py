@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from hansa.core.algorithm import Algorithm
-from hansa.core.registry import build, field_types, lookup, to_config
+from hansa.core.plain_data import build, field_types, to_config
+from hansa.core.registry import lookup
 from hansa.core.wrapper import unwrap
 from hansa.plumbing.errors import ConfigError
 

@@ -13,7 +13,8 @@ from hansa.adversary import Adversary, adversaries, named
 from hansa.core.algorithm import Algorithm
 from hansa.core.columns import REFUSED
 from hansa.core.party_models import check_choice, turn_of
-from hansa.core.registry import fill, from_config, nest, registered
+from hansa.core.plain_data import fill, from_config, nest
+from hansa.core.registry import registered
 from hansa.core.task import Task
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data

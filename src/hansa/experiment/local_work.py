@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hansa.core.algorithm import Algorithm
-from hansa.core.registry import field_types, fill
+from hansa.core.plain_data import field_types, fill
 from hansa.core.task import Known
 from hansa.core.wrapper import unwrap
 from hansa.experiment.settings import Run

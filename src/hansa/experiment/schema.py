@@ -14,20 +14,8 @@ import types
 from collections.abc import Iterable
 from typing import Any, Literal, Union, get_args, get_origin
 
-from hansa.core.registry import (
-    ENTRIES,
-    NONE,
-    WORDS,
-    Part,
-    field_default,
-    field_types,
-    noun,
-    reads_nameless,
-    registered,
-    says_none,
-    summary,
-    to_config,
-)
+from hansa.core.plain_data import NONE, field_default, field_types, says_none, to_config
+from hansa.core.registry import ENTRIES, WORDS, Part, noun, reads_nameless, registered, summary
 from hansa.experiment.audit import AuditTable
 from hansa.experiment.config import TaskTable
 from hansa.experiment.local_work import OWN

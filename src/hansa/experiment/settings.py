@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from hansa.core.applies import Applies, Unless, check_applies
-from hansa.core.registry import convert, registered
+from hansa.core.plain_data import convert
+from hansa.core.registry import registered
 from hansa.core.task import Holdings
 from hansa.drift.detector import Detector
 from hansa.experiment.baselines import Baseline

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hansa.core.registry import Part, from_config, own_function
+from hansa.core.plain_data import from_config
+from hansa.core.registry import Part, own_function
 from hansa.core.task import Pair, Task
 from hansa.data.cells import MISSING
 from hansa.data.column_transformer import ColumnTransformer

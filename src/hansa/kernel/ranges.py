@@ -14,7 +14,8 @@ from typing import Any
 from hansa.core.entries import Number
 from hansa.core.fields import REQUESTED, Owner, owner_of, stated_types, statements
 from hansa.core.op import Op, Payload
-from hansa.core.registry import Part, field_types, registered
+from hansa.core.plain_data import field_types
+from hansa.core.registry import Part, registered
 from hansa.plumbing.errors import ConfigError, nearest
 
 Bounds = tuple[float, float]

@@ -20,9 +20,10 @@ from hansa.core.fields import Advice
 from hansa.core.metric_ranges import Range
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.own_model import trained
+from hansa.core.plain_data import build
 from hansa.core.predictor import NetworkPredictor, Predictor, check_prediction, predictor_entries
 from hansa.core.quantities import BatchSize, Factor, Momentum, Rate
-from hansa.core.registry import Part, build, register
+from hansa.core.registry import Part, register
 from hansa.core.wrapper import Around, Wrapper
 from hansa.local.sgd import SGD
 from hansa.local.solver import LocalSolver

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hansa.core.entries import MODEL, WORK_ENTRY, Entries, Number, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, like
-from hansa.core.registry import fill
+from hansa.core.plain_data import fill
 from hansa.holdings.augment import augmented
 from hansa.holdings.public import PublicSamples
 from hansa.holdings.stored_rows import whole

@@ -15,9 +15,10 @@ from torch import Tensor
 from hansa.core.entries import Entries, Several, Shaped, Sizes, extended
 from hansa.core.metric_ranges import MOST
 from hansa.core.op import Memory, Party, Payload, Replies, Reply, Shape
+from hansa.core.plain_data import build
 from hansa.core.predictor import Evaluate, Predictor, predictor_entries
 from hansa.core.quantities import SIZED
-from hansa.core.registry import build, register
+from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.metrics.metric import FARTHEST, Metric, gap
 from hansa.metrics.predictions import Predictions

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hansa.artifacts.saved_model import SavedModel, load
 from hansa.core.columns import asked_people
-from hansa.core.registry import to_config
+from hansa.core.plain_data import to_config
 from hansa.experiment.config import Experiment, parse
 from hansa.net.operator import Operator
 from hansa.plumbing.errors import ConfigError, DataError

@@ -10,7 +10,8 @@ from typing import Any
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.federation import Federation, SumProtocol
-from hansa.core.registry import Part, convert, from_config, to_config
+from hansa.core.plain_data import convert, from_config, to_config
+from hansa.core.registry import Part
 from hansa.plumbing.errors import ConfigError
 from hansa.privacy.central import CentralDP, RunSettings
 from hansa.privacy.guard import Guard

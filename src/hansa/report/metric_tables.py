@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 from hansa.metrics.classes import ConfusionMatrix, PerClass
 from hansa.metrics.metric import Metric
 from hansa.metrics.names import plain_metric

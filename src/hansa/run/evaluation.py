@@ -16,8 +16,9 @@ from hansa.core.ask import Gathered, Reduced
 from hansa.core.data_op import DataOp
 from hansa.core.federation import Federation
 from hansa.core.op import Payload
+from hansa.core.plain_data import build
 from hansa.core.predictor import Evaluate, evaluate
-from hansa.core.registry import build, lookup
+from hansa.core.registry import lookup
 from hansa.core.runtime import Abort, Attend, Request
 from hansa.core.task import Known, Pair, PartyShards
 from hansa.core.trusted import Trusted

@@ -13,7 +13,8 @@ import torch
 import hansa
 from hansa.adversary import Adversary
 from hansa.core.algorithm import Algorithm
-from hansa.core.registry import Part, check_name, fill, from_config, to_config
+from hansa.core.plain_data import fill, from_config, to_config
+from hansa.core.registry import Part, check_name
 from hansa.core.task import Holdings
 from hansa.drift import Drift
 from hansa.experiment.settings import Run

@@ -19,8 +19,8 @@ from hansa.core.ask import op_config
 from hansa.core.columns import asked_people
 from hansa.core.federation import Federation
 from hansa.core.other_model import OtherModel
+from hansa.core.plain_data import build, to_config
 from hansa.core.predictor import Predictor
-from hansa.core.registry import build, to_config
 from hansa.core.runtime import complete
 from hansa.data.apply_table import TablePlan
 from hansa.numerics.objective import Objective

@@ -15,7 +15,7 @@ from hansa.adversary import Adversary, Band, adversaries
 from hansa.artifacts.run_folder import RunFolder
 from hansa.core.algorithm import Algorithm
 from hansa.core.federation import SumProtocol
-from hansa.core.registry import fill
+from hansa.core.plain_data import fill
 from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.drift import Course, drifts

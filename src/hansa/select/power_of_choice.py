@@ -15,9 +15,10 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, Sizes
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.plain_data import build
 from hansa.core.predictor import Predictor, check_prediction, predictor_entries
 from hansa.core.quantities import BatchSize, Count
-from hansa.core.registry import build, register
+from hansa.core.registry import register
 from hansa.numerics import rng
 from hansa.plumbing.errors import ConfigError
 from hansa.select.selector import Ids, Selector, SelectorState, trained_model_only

@@ -14,9 +14,10 @@ from hansa.core.applies import Applies, If, Unless
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.plain_data import field_types
 from hansa.core.predictor import Evaluate
 from hansa.core.quantities import Count, NotNegative, Seconds, Steps
-from hansa.core.registry import field_types, register
+from hansa.core.registry import register
 from hansa.core.wrapper import Wrapper
 from hansa.local import SGD, LocalSolver
 from hansa.plumbing.errors import ConfigError

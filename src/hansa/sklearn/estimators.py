@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from hansa.classical.inference import Coefficient, coefficients
 from hansa.core.algorithm import Algorithm
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.core.task import Task
 from hansa.plumbing.errors import ConfigError, DataError
 from hansa.report.diagnosis import without_effect

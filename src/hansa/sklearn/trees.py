@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from hansa.classical.trees import importances, lightgbm_model
 from hansa.core.algorithm import Algorithm
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.sklearn.estimators import _Federated, _Probable, _Regressor
 
 

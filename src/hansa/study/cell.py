@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 import hansa
-from hansa.core.registry import Part, from_config, to_config
+from hansa.core.plain_data import from_config, to_config
+from hansa.core.registry import Part
 from hansa.experiment.config import Experiment, parse
 from hansa.plumbing.errors import ConfigError, HansaError, UnsuitedError
 from hansa.plumbing.functions import reference_of

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from hansa.core.registry import Part, from_config
+from hansa.core.plain_data import from_config
+from hansa.core.registry import Part
 from hansa.experiment import sources
 from hansa.experiment.config import Experiment
 from hansa.experiment.sources import MAIN, digest, module_digests

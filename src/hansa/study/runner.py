@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hansa.core.registry import Part, field_default, field_types, nest, to_config
+from hansa.core.plain_data import field_default, field_types, nest, to_config
+from hansa.core.registry import Part
 from hansa.core.task import Task
 from hansa.experiment.sources import MAIN
 from hansa.plumbing.errors import ConfigError

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hansa.adversary import named
-from hansa.core.registry import from_config, lookup, nest, registered, to_config
+from hansa.core.plain_data import from_config, nest, to_config
+from hansa.core.registry import lookup, registered
 from hansa.experiment.baselines import BASELINES, KEPT, POOLED, baseline
 from hansa.experiment.config import TABLES, UNSET, VALUES, merge, read_toml, unset
 from hansa.experiment.settings import measured

@@ -18,7 +18,7 @@ import torch
 
 from hansa.core.algorithm import Algorithm, State
 from hansa.core.ask import Ask, op_config, op_of
-from hansa.core.registry import from_config, to_config
+from hansa.core.plain_data import from_config, to_config
 from hansa.core.runtime import Request
 from hansa.experiment.config import Experiment
 from hansa.numerics.objective import Objective

@@ -17,8 +17,8 @@ from torch import nn
 from hansa.algorithms import FedAvg, Scaffold
 from hansa.core.algorithm import Algorithm
 from hansa.core.op import Op
+from hansa.core.plain_data import from_config, to_config
 from hansa.core.predictor import Evaluate
-from hansa.core.registry import from_config, to_config
 from hansa.core.task import Task
 from hansa.holdings.stored_rows import whole
 from hansa.local import SGD, Controlled

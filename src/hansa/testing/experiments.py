@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.algorithm import Algorithm
-from hansa.core.registry import to_config
+from hansa.core.plain_data import to_config
 from hansa.experiment.config import Experiment, parse
 from hansa.experiment.tasks import load_data
 from hansa.plumbing import codec

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core.registry import from_config, to_config
+from hansa.core.plain_data import from_config, to_config
 from hansa.fusion.fusion import Fused, Fusion
 from hansa.numerics.rows import FileRows, MappedRows, Rows
 from hansa.plumbing import codec

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core.registry import from_config, to_config
+from hansa.core.plain_data import from_config, to_config
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.metric import Metric
 from hansa.metrics.predictions import Predictions

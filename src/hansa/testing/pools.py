@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from hansa.core.algorithm import State
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 from hansa.core.runtime import complete_async
 from hansa.experiment.config import Experiment, parse
 from hansa.experiment.tasks import divide, load_data, set_aside

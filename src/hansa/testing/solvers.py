@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.op import Memory
-from hansa.core.registry import from_config, to_config
+from hansa.core.plain_data import from_config, to_config
 from hansa.core.shapes import fits
 from hansa.core.task import Holdings, Task
 from hansa.holdings.stored_rows import whole

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hansa.algorithms import FedAvg
 from hansa.core.op import Memory, Op, Party, Reply, Shape, like
-from hansa.core.registry import from_config, to_config
+from hansa.core.plain_data import from_config, to_config
 from hansa.core.shapes import is_open
 from hansa.core.wrapper import PackingOp
 from hansa.holdings.gateway import SampleGateway

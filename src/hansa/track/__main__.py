@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 from hansa.plumbing.child import ParentConnection
 from hansa.track.sinks import LocalSink, Undelivered
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hansa.artifacts.run_folder import SUMMARY, RunFolder, read_json
-from hansa.core.registry import to_config
+from hansa.core.plain_data import to_config
 from hansa.plumbing import disk
 from hansa.plumbing.errors import ConfigError, DataError
 from hansa.track.delivery import Delivery

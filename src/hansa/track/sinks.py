@@ -11,7 +11,7 @@ import re
 import time
 from typing import Any
 
-from hansa.core.registry import to_config
+from hansa.core.plain_data import to_config
 from hansa.plumbing.child import ChildEnded, ChildProcess
 from hansa.track.tracker import Log, RunInfo, Say, Tracker
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from hansa.core.registry import Part, from_config, lookup
+from hansa.core.plain_data import from_config
+from hansa.core.registry import Part, lookup
 from hansa.plumbing.errors import ConfigError
 
 Say = Callable[[str], None]

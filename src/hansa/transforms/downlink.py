@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hansa.core.op import Payload
-from hansa.core.registry import from_config, to_config
+from hansa.core.plain_data import from_config, to_config
 from hansa.plumbing.errors import DataError
 from hansa.replies.reply_checks import message_fault
 from hansa.transforms.transform import Transform

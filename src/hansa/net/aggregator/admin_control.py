@@ -6,7 +6,7 @@ import hmac
 import logging
 import tomllib
 
-from hansa.core.registry import from_config
+from hansa.core.plain_data import from_config
 from hansa.experiment.config import parse
 from hansa.experiment.deployed import own_samples, replaced
 from hansa.net.aggregator.blobs import Gap

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hansa.core.registry import fill
+from hansa.core.plain_data import fill
 from hansa.net.aggregator.serve_settings import ADMIN, Serve
 from hansa.net.audit.evidence import Notary
 from hansa.net.transport import certificates, keys

@@ -20,7 +20,7 @@ import torch
 import hansa
 from hansa.core.algorithm import State
 from hansa.core.party_models import task_models
-from hansa.core.registry import to_config
+from hansa.core.plain_data import to_config
 from hansa.core.runtime import Abort, Attend, Request, complete
 from hansa.core.task import Known, Task
 from hansa.data.apply_table import TablePlan

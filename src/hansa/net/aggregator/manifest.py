@@ -8,7 +8,8 @@ from typing import Any
 
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.declared_ops import DeclaredOps, OpenOp
-from hansa.core.registry import Part, field_types, lookup, to_config
+from hansa.core.plain_data import field_types, to_config
+from hansa.core.registry import Part, lookup
 from hansa.experiment.config import Experiment
 from hansa.experiment.settings import Run
 from hansa.net.transport.manifest import AllowedOp, Manifest, Range

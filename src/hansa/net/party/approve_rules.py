@@ -10,8 +10,9 @@ from typing import Any, Literal
 from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
 from hansa.core.op import Op
+from hansa.core.plain_data import field_types
 from hansa.core.predictor import Evaluate
-from hansa.core.registry import field_types, registered
+from hansa.core.registry import registered
 from hansa.net.transport.manifest import AllowedOp, Manifest
 from hansa.plumbing.errors import ConfigError
 

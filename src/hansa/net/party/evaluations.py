@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from hansa.core.op import Memory, Op, Party, Payload
+from hansa.core.plain_data import build
 from hansa.core.predictor import Evaluate, Predictor
-from hansa.core.registry import build
 from hansa.core.shapes import largest_shape
 from hansa.core.wrapper import unwrap
 from hansa.metrics.evaluate import EvaluateMetrics

@@ -15,7 +15,8 @@ from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
 from hansa.core.op import Op
 from hansa.core.other_model import described
-from hansa.core.registry import Part, field_types, to_config
+from hansa.core.plain_data import field_types, to_config
+from hansa.core.registry import Part
 from hansa.core.wrapper import unwrap
 from hansa.local.finetune import FineTune
 from hansa.local.solver import LocalSolver

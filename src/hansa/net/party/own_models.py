@@ -15,8 +15,9 @@ from hansa.artifacts.run_folder import beside, write_json
 from hansa.core.ask import op_of
 from hansa.core.data_op import DataOp
 from hansa.core.op import Memory, Party, Payload
+from hansa.core.plain_data import build
 from hansa.core.predictor import NetworkPredictor, Predictor
-from hansa.core.registry import build, lookup
+from hansa.core.registry import lookup
 from hansa.data.apply_table import ApplyTable, TablePlan
 from hansa.data.class_weights import WeighClasses
 from hansa.net.party.policy import Policy

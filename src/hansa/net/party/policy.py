@@ -22,8 +22,9 @@ from hansa.core.entries import Sizes, refuses_payload
 from hansa.core.fields import Owner, owner_of, stated_types
 from hansa.core.op import Op, Payload
 from hansa.core.other_model import ARCHITECTURE, described
+from hansa.core.plain_data import field_types, fill, from_config
 from hansa.core.predictor import Evaluate
-from hansa.core.registry import Part, field_types, fill, from_config, own_function
+from hansa.core.registry import Part, own_function
 from hansa.core.relay import RECEIVE, SEND
 from hansa.core.route_op import RouteOp
 from hansa.core.wrapper import unwrap
