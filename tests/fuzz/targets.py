@@ -33,7 +33,8 @@ from hansa.net.audit import proofs as proof
 from hansa.net.audit import verify as audit
 from hansa.net.audit.evidence import Notary, Statement, canonical, head_line, make_statement
 from hansa.net.audit.receipt_file import read_receipts
-from hansa.net.party.policy import TOML, Policy
+from hansa.net.party.policy import Policy
+from hansa.net.party.policy_template import TOML
 from hansa.net.transport import certificates, keys, signing, wire
 from hansa.net.transport.client import https_url
 from hansa.net.transport.tokens import Token, new_token

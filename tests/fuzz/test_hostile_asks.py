@@ -100,7 +100,7 @@ def test_a_reading_that_is_not_charged_is_noticed(monkeypatch: pytest.MonkeyPatc
 
 def test_a_reply_outside_a_secure_sum_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(isinstance(answer, str) for answer in compare(ask("secure", SGD(steps=1))))
-    monkeypatch.setattr("hansa.net.party.policy.Floor.refuses", lambda *_: None)
+    monkeypatch.setattr("hansa.net.party.floor.Floor.refuses", lambda *_: None)
     with pytest.raises(AssertionError, match="outside a secure sum"):
         compare(ask("secure", SGD(steps=1)))
 

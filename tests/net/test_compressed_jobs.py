@@ -11,7 +11,8 @@ import hansa
 from hansa.core.op import Op
 from hansa.kernel.ranges import Ranges
 from hansa.local import DPSGD
-from hansa.net.party.policy import Floor, Policy
+from hansa.net.party.floor import Floor
+from hansa.net.party.policy import Policy
 from hansa.testing import NetworkPool, check_network
 from hansa.transforms import ByLayer, Clip, ClippedUpdate, ErrorFeedback, IdentityTransform, Int8, Packed, TopK
 

@@ -14,8 +14,9 @@ import torch
 from league import PARTIES, PATIENCE, League, logistic_task, samples, tensors
 
 import hansa
+from hansa.net.party.floor import Floor
 from hansa.net.party.peers import Peers
-from hansa.net.party.policy import Floor, Policy
+from hansa.net.party.policy import Policy
 from hansa.net.party.vault_lines import read_vault
 from hansa.net.transport import certificates, keys
 from hansa.plumbing.errors import ConfigError, PartyError

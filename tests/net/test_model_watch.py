@@ -30,7 +30,8 @@ from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.agent import Worker
 from hansa.net.party.broadcast import Broadcasts
 from hansa.net.party.model_watch import FILE, ModelWatch, training_loss
-from hansa.net.party.policy import Policy, parts
+from hansa.net.party.op_parts import parts
+from hansa.net.party.policy import Policy
 from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.party.vault_lines import read_vault

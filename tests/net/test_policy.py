@@ -25,7 +25,9 @@ from hansa.experiment.tasks import make_model
 from hansa.local import DPSGD, SGD, Mixed
 from hansa.local.cluster import ClusterTrain
 from hansa.net.party.after_reading import REFUSAL
-from hansa.net.party.policy import TABLES, TOML, Floor, Policy
+from hansa.net.party.floor import Floor
+from hansa.net.party.policy import TABLES, Policy
+from hansa.net.party.policy_template import TOML
 from hansa.net.party.samples import preparer
 from hansa.net.transport.wire import Blob, Order, Work
 from hansa.plumbing import codec

@@ -36,7 +36,8 @@ from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.agent import Worker
 from hansa.net.party.evaluations import FLOORED, Evaluations
-from hansa.net.party.policy import Floor, Policy
+from hansa.net.party.floor import Floor
+from hansa.net.party.policy import Policy
 from hansa.net.party.query_budget import QueryBudget
 from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyStore

@@ -9,7 +9,8 @@ import torch
 
 import hansa
 from hansa.experiment.settings import Run
-from hansa.net.party.policy import Floor, Policy
+from hansa.net.party.floor import Floor
+from hansa.net.party.policy import Policy
 from hansa.plumbing.errors import ConfigError
 from hansa.secure import Masking
 from hansa.secure.masking_ops import SecureKeys, SecureShares

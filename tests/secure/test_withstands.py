@@ -13,7 +13,7 @@ import hansa
 from hansa.cli.parts import show_parts
 from hansa.core.plain_data import build
 from hansa.core.registry import registered
-from hansa.net.party.policy import Floor
+from hansa.net.party.floor import Floor
 from hansa.secure import Masking
 from hansa.secure.channel import CURIOUS, LYING, Channel
 from hansa.secure.masking_ops import SecureKeys, SecureShares

@@ -463,7 +463,8 @@ def test_an_owner_decides_how_many_people_must_be_common(who: str, train: int, t
 
 
 def test_a_party_requires_twenty_common_people_where_it_has_a_privacy_floor() -> None:
-    from hansa.net.party.policy import Floor, Policy
+    from hansa.net.party.floor import Floor
+    from hansa.net.party.policy import Policy
 
     assert Policy().fewest_matches == 0 and Policy(privacy=Floor(secure=True)).fewest_matches == 20
     assert Policy(min_matches=5, privacy=Floor(secure=True)).fewest_matches == 5 == Policy(min_matches=5).fewest_matches

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol
 
+from hansa.net.party.floor import Floor
 from hansa.net.party.model_watch import LossRefused
-from hansa.net.party.policy import Floor
 from hansa.net.party.vault import PartyVault
 from hansa.net.transport.wire import Work
 from hansa.plumbing import disk

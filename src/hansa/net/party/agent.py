@@ -46,7 +46,7 @@ from hansa.net.party.evaluations import check_rows
 from hansa.net.party.gateway import OwnerGateway
 from hansa.net.party.manifest_checks import ApprovedVault, check_number, refuses_ask
 from hansa.net.party.model_watch import ModelLoss, ModelWatch, SeenModels, training_loss
-from hansa.net.party.policy import parts
+from hansa.net.party.op_parts import parts
 from hansa.net.party.post import HELD, LARGEST
 from hansa.net.party.preparations import admit, apply
 from hansa.net.party.public_store import PublicStore, named_public

@@ -20,7 +20,7 @@ from hansa.core.registry import Part
 from hansa.core.wrapper import unwrap
 from hansa.local.finetune import FineTune
 from hansa.local.solver import LocalSolver
-from hansa.net.party.policy import PACKED, parts
+from hansa.net.party.op_parts import PACKED, parts
 from hansa.net.party.vault import JobVault, PartyVault
 from hansa.net.transport import certificates
 from hansa.net.transport.manifest import AllowedOp, Manifest, Range

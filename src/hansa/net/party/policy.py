@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,31 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core.budget import Budget
 from hansa.core.data_op import DataOp
-from hansa.core.delivery import Deliver
 from hansa.core.entries import Sizes, refuses_payload
 from hansa.core.fields import Owner, owner_of, stated_types
 from hansa.core.op import Op, Payload
 from hansa.core.other_model import ARCHITECTURE, described
-from hansa.core.plain_data import field_types, fill, from_config
-from hansa.core.predictor import Evaluate
+from hansa.core.plain_data import fill, from_config
 from hansa.core.registry import Part, own_function
-from hansa.core.relay import RECEIVE, SEND
-from hansa.core.route_op import RouteOp
 from hansa.core.wrapper import unwrap
 from hansa.data.class_weights import WeighClasses
 from hansa.data.statement import DataStatement
 from hansa.kernel.ranges import Ranges
-from hansa.local.dp_sgd import DPSGD
-from hansa.local.finetune import FineTune, FineTunedPredictor
 from hansa.local.sgd import SGD
 from hansa.local.solver import WORK, LocalSolver
-from hansa.metrics.evaluate import EvaluateMetrics
-from hansa.metrics.function import functions
-from hansa.net.party.approve_rules import SIGNED, SIGNING, Approve
+from hansa.net.party.approve_rules import Approve
 from hansa.net.party.broadcast import Broadcasts
-from hansa.net.party.evaluations import Evaluations, evaluates
+from hansa.net.party.evaluations import Evaluations
+from hansa.net.party.floor import Floor
+from hansa.net.party.op_parts import PACKED, metric_functions, models_in, parts, signed, unsealed
+from hansa.net.party.policy_template import TOML
 from hansa.net.party.query_budget import QueryBudget
 from hansa.net.party.trust import Trust
 from hansa.net.party.workload import Workload
@@ -48,232 +42,16 @@ from hansa.numerics.objective import count_numbers
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, DataError, PartyError
 from hansa.plumbing.functions import is_function, only
-from hansa.transforms import Packed, Transform
+from hansa.transforms import Transform
 
-LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone requires: less hides almost nothing
-PACKED = Packed.name  # the op that applies a transform: the policy names the transform instead
 NOT_LISTED = "is not among the functions that its policy allows (functions in party.toml)"
-CURIOUS = "a curious aggregator that follows the protocol, not one that lies"  # as secure sums say it
 MATCHES = 20  # the fewest common people with a floor, by default
 DRAWN = 20  # the fewest samples that an ask draws or leaves out, where a secure sum is required
-DECLINES = 20  # asks that a party may decline after it has read its samples, over all jobs
 MOVED = {  # settings of version 0.2, and what replaces them
     ("privacy", "clip"): "clip in the table [ranges]",
     ("evaluate", "per_job"): "per_job = { evaluate = ... } in the table [budget]",
     ("evaluate", "total"): "total = { evaluate = ... } in the table [budget]",
 }
-TOML = """\
-# What this party takes part in. It gives a reason for each refusal, and the aggregator reports it.
-# Names may have wildcards: "heart-*".
-# jobs = ["*"]       # jobs by name
-# ops = ["*"]        # operations on the data: "sgd", "evaluate", ... (`hansa parts op`, `hansa parts local`), and
-#                    # transforms of updates: "int8", ... (`hansa parts transform`)
-# models = ["*"]     # models that come with hansa or its plug-ins (`hansa models`)
-# model = "small"    # the model that this party trains in jobs with several models, by its name in the job
-# functions = []     # parts of your own that a job may name, as models, solvers, augmentations: ["my_models:net"];
-#                    # nothing else is ever imported. Your own copy is used: no message carries code
-# min_cohort = 1     # the smallest cohort in which this party's update may be summed; with privacy.active the party
-#                    # counts the cohort itself, otherwise it trusts the aggregator's number
-# min_rows = 1       # the fewest of this party's rows in a node of a tree whose sums it sends; the rows of a smaller
-#                    # node are counted with those of its sibling
-# matches = 0        # asks, over all jobs, that may read the ids of this party's rows, to match them with rows of other
-#                    # parties: it reveals whom they have in common. 0 refuses jobs over columns
-# min_matches = 20   # the fewest people in common, in training rows and in test rows if any; with a floor 20, without
-#                    # one 0. The party that leads a matching may leave out people: results would be about the others
-# fuzzy = false      # whether they may also be matched by likeness (linkage): then the aggregator gets encodings of all
-#                    # ids, which can be guessed by whoever knows the parties' key
-# scores = false     # whether the operator may ask a joint model of this party for scores of people, by their ids. Each
-#                    # such job counts as one of `matches`, and asks for at most limits.people people
-# keep_replies = false   # whether a job may keep this party's replies after their rounds ([audit] keep_replies), for
-#                    # attacks that measure what they reveal; nobody sees an aggregator that keeps them secretly
-# class_weights = 1000.0    # a job may weigh classes in the training loss by 1/1000 to 1000; 1 refuses other weights
-# max_bytes = 17179869184   # the largest message to fetch
-# device = "cpu"     # where to train
-
-# [privacy]          # the floor: the least protection of what leaves this party
-# epsilon = 3.0      # the budget over all jobs, at delta; when it is spent, the party stops training. Implies dp
-# delta = 1e-5
-# dp = false         # train only if the reply is differentially private (dp-sgd)
-# sigma = 0.3        # and has at least this noise multiplier
-# discrete = false   # and adds noise in exact arithmetic: refuses local.mechanism = "float"
-# secure = false     # train only if the update is hidden in a secure sum
-# active = false     # and only with signed masks: a job's privacy.active alone would be the aggregator's word
-# declines = 20      # asks, over all jobs, that it may decline after it has read its samples (each reveals a bit);
-#                    # then it answers no such ask any more
-
-# [evaluate]         # limits on metrics of this party's test samples; these are the defaults with a floor
-# min_samples = 20   # the fewest test samples for an evaluation
-# numbers = 200      # the most numbers of an evaluation: metrics, classes, bins and groups (without a floor: any)
-# groups = { sex = [0, 1], age = { edges = [40, 60] } }   # columns that jobs may group test samples by, and into which
-#                    # groups; with a floor none, without one any. A party with a group of fewer than min_samples test
-#                    # samples tells nothing of the groups of that column
-
-# [budget]           # asks that may read this party's samples, over all jobs; a repeated ask counts once. The kinds are
-#                    # train, statistics, evaluate, describe and match
-# queries = 10000    # the budget of all kinds together; default: no limit
-# costs = { evaluate = 1, match = 10 }   # what an ask of each kind costs, by default 1
-# total = { evaluate = 1000 }    # the most asks of a kind; with a floor 1000 evaluations, without one no limit
-# per_job = { evaluate = 100 }   # and in each job; with a floor 100 evaluations, without one no limit
-# renew = false      # true: other samples (--data) begin a new budget. Answers about two data sets that differ in one
-#                    # row may tell of that row
-
-# [ranges]           # the numbers that a job may choose, by field or by part and field; these are some of the defaults
-# batch = [1, 1000000000]        # a lower bound of 32 refuses updates of fewer samples per step
-# lr = [0.0, 1e6]
-# clip = [1e-9, 1e9]             # dp-sgd itself: 1e-6 to 1e6
-# sigma = [0.0, 1e6]
-# "secure-masked.range" = [1e-6, 1e12]
-
-# [broadcast]        # checks of the models that this party is asked to train
-# rounds = true      # refuse to train for an earlier round than before in the job
-# replays = false    # refuse a model of an earlier round of the job
-# norm = 10.0        # the largest norm of the change since the last model; without it: any
-# factor = 10.0      # and at most this many times the median of the changes before; without it: any
-# loss = 3.0         # the loss on this party's samples is at most this many times the median before; without it: any
-# refusals = 20      # models, over all jobs, that it may refuse for their loss (each reveals a bit); then it stops
-
-# [limits]           # the most work per ask
-# epochs = 10000
-# steps = 1000000
-# seconds = 86400    # an ask that takes longer is stopped
-# parameters = 1000000000   # of a model that comes with hansa or its plug-ins
-# participants = 10000      # parties that this one shares secrets with in a secure sum, or messages in a route
-# people = 10000000         # people that another party may bring to be matched with the people of this one, per job
-# jobs = 1000        # jobs whose memory this party keeps; beyond that, it deletes those that trained longest ago
-# public = 1073741824       # bytes of public samples that this party stores, of all jobs together
-# memory = 8589934592       # bytes; default: all memory of the machine
-
-# [approve]          # who approves a job before its first ask (`hansa approve`); see docs/howto/approve.md
-# mode = "always"    # "always": every job is approved; "ask": the owner approves each job; "rules": a job that meets
-#                    # every rule below is approved, and any other job waits for the owner
-# jobs = ["heart-*"] # rules: jobs, models, algorithms and fellow parties by name
-# models = ["logistic"]
-# algorithms = ["fedavg"]
-# parties = ["clinic", "hospital"]
-# min_parties = 3    # the fewest parties of a job
-# min_cohort = 3     # the smallest cohort that a job may allow
-# rounds = 100       # the most rounds
-# epochs = 5         # the most epochs of local training per ask
-# steps = 1000       # the most steps
-# epsilon = 3.0      # every reply from training samples is differentially private, and costs a job at most this
-# delta = 1e-5       # at a delta of at most this
-# secure = true      # replies are hidden in a secure sum
-# active = true      # with signatures
-
-# [trust]            # what the aggregator must prove before this party works for it; see docs/attestation.md
-# attestation = { name = "sev-snp", measurements = ["4af0..."], roots = "amd-milan.pem" }
-
-# [peers]            # the parties that this one sends messages to, receives them from, or forms masked sums with,
-# clinic = "5f1e..."  # each with the fingerprint of its certificate, as that party tells you; no other is accepted
-
-# [own]              # replaces the aggregator's values
-# lr = 0.01
-# batch = 32
-
-# [data]             # what is told of the data, to every job; `hansa join` adds this table. See docs/deploy.md
-"""
-
-
-@dataclass(frozen=True)
-class Floor:
-    """The table `[privacy]` of `party.toml`: the protection of replies that depend on training samples.
-
-    `epsilon` is the party's budget over all jobs. With it, or with `dp`, the party accepts only dp-sgd with at least
-    `sigma`; without epsilon and sigma, `dp` requires a sigma of 0.3. With `discrete` it accepts no noise in floating
-    point, whose last bits may reveal something about a sample. With `secure` it accepts only ops that hide the reply in
-    a secure sum. The aggregator chooses the kind of sum and its parties, so `secure` protects against a curious
-    aggregator that follows the protocol. Against a lying aggregator a party sets `active`, so that it takes part only
-    in masked sums with signatures, and pins the other parties (`peers`).
-
-    With any floor, no job takes test samples out of the training samples: the aggregator would choose which.
-    Evaluations on separate test samples are hidden in a secure sum too. They need no noise, since they do not train.
-    A party that declines an ask after it has read its samples reveals a bit, whatever the reason: after `declines` of
-    these it answers no ask any more that reads samples. Descriptions of the data need no protection of their reply. To
-    refuse evaluations or descriptions, leave them out of `ops`.
-    """
-
-    epsilon: float | None = None
-    delta: float = 1e-5
-    dp: bool = False
-    sigma: float = 0.0
-    discrete: bool = False
-    secure: bool = False
-    active: bool = False
-    declines: int = DECLINES
-
-    def __post_init__(self) -> None:
-        if self.declines < 0:
-            raise ConfigError(f"declines must not be negative, got {self.declines}")
-        if self.declines != DECLINES and not self.exists:
-            raise ConfigError("declines applies to a privacy floor, which this party has not; set epsilon, dp, secure "
-                              "or active too")  # fmt: skip
-        Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
-        if not self.sigma >= 0:
-            raise ConfigError(f"sigma must not be negative, got {self.sigma}")
-        if self.discrete and not self.private:
-            raise ConfigError("discrete applies to the noise of dp-sgd, which this party does not require; set "
-                              "epsilon, sigma or dp = true too")  # fmt: skip
-
-    @property
-    def budget(self) -> Budget | None:
-        return None if self.epsilon is None else Budget(self.epsilon, self.delta)
-
-    @property
-    def private(self) -> bool:
-        """Whether the party requires differential privacy."""
-        return self.dp or self.sigma > 0 or self.epsilon is not None
-
-    @property
-    def least_noise(self) -> float:
-        """The least noise multiplier; `dp` alone requires LEAST_NOISE, or almost no noise would be enough."""
-        return LEAST_NOISE if self.dp and not self.sigma and self.epsilon is None else self.sigma
-
-    @property
-    def exists(self) -> bool:
-        """Whether the party requires any protection."""
-        return self.private or self.secure or self.active
-
-    def refuses(self, op: Op, n: int, payload: Payload, held_out: bool = False) -> str | None:
-        """Why a reply from n samples would not be protected enough, or None.
-
-        `held_out` says that the job takes its test samples from the party's training samples.
-        """
-        if held_out and self.exists and evaluates(op):
-            return (
-                "its policy has a privacy floor, so no job may evaluate on its training samples; give the party test "
-                "samples of its own (hansa join --test) and set task.party_test = 0"
-            )
-        inner = unwrap(op)[1]
-        if isinstance(inner, Evaluate) and inner.predictor == FineTunedPredictor.name and self.private:
-            return (
-                "its policy requires differential privacy, and metrics of its fine-tuned model depend on its training "
-                "samples without noise"
-            )
-        if op.name == "describe" or isinstance(op, (DataOp, FineTune, Deliver)):  # the last two have empty replies
-            return None
-        if (self.secure or self.active) and op.name.startswith("route-"):
-            return "its policy requires a secure sum, and this job sends messages to other parties, which read them"
-        if self.secure and not op.name.startswith("secure-"):
-            return f"its policy requires a secure sum, and {op.name!r} would reveal its reply; set privacy.secure"
-        if self.active and not _signed(op):
-            weak = f", and withstands {CURIOUS}" if op.name.startswith("secure-") else ""
-            return (
-                f"its policy requires masked sums with signatures, and {op.name!r} is not part of one{weak}; set "
-                "privacy.secure = 'masking' and privacy.active = true"
-            )
-        if op.serves or isinstance(inner, Evaluate) or not self.private:  # another evaluation sends more
-            return None
-        if op.budget is None:
-            return f"its policy requires differential privacy, and {op.name!r} has none; use the local solver 'dp-sgd'"
-        least, noise = self.least_noise, op.release(n, payload).noise if n else math.inf
-        if noise < least or noise == 0:
-            return f"its policy requires a sigma of at least {least:g}, and the job has {noise:g}; set local.sigma"
-        for part in parts(op):
-            if isinstance(part, DPSGD) and part.mechanism == "float" and self.discrete:
-                return "its policy requires discrete noise, and the job has local.mechanism = 'float'; leave it out"
-        return None
-
-
 TABLES = {"privacy": Floor, "evaluate": Evaluations, "budget": QueryBudget, "broadcast": Broadcasts, "limits": Workload,
           "approve": Approve, "trust": Trust}  # fmt: skip
 
@@ -359,11 +137,7 @@ class Policy:
             path.write_text(TOML)
         try:
             tree = tomllib.loads(path.read_text())
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-        ) as error:  # ValueError: invalid UTF-8 or TOML, or a number too long
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: invalid UTF-8 or TOML, a number too long
             raise ConfigError(f"cannot read {path}: {error}") from None
         _check_whole_numbers(tree, str(path))
         for table, name in MOVED:
@@ -477,14 +251,14 @@ class Policy:
             if isinstance(part, Op) and part.divides and (self.min_cohort > 1 or self.privacy.active):
                 rule = "active masks" if self.min_cohort == 1 else f"a cohort of at least {self.min_cohort}"
                 return f"its policy requires {rule}, and {part.name!r} tells clusters apart, perhaps of one party"
-            unknown = [name for name in _functions(part) if name not in self.functions]
+            unknown = [name for name in metric_functions(part) if name not in self.functions]
             if unknown:
                 return f"its policy does not allow the function {unknown[0]!r}"
-            for model in _models(part):
+            for model in models_in(part):
                 refused = self.refuses_model(model)
                 if refused is not None:
                     return refused
-        if self.peers and isinstance(op, Op) and op.name.startswith("secure-") and not _signed(op):
+        if self.peers and isinstance(op, Op) and op.name.startswith("secure-") and not signed(op):
             return (
                 f"its policy names its peers (peers in party.toml), and {op.name!r} is not part of a sum with "
                 "signatures; set privacy.secure = 'masking' and privacy.active = true"
@@ -591,15 +365,6 @@ class Policy:
         return {**payload, "work": {**work, **own}}
 
 
-def unsealed(op: Op) -> str | None:
-    """Why an ask for an op of a route would send its messages to the aggregator, or None."""
-    layers, inner = unwrap(op)
-    for outer, part in zip((None, *layers), (*layers, inner), strict=True):
-        if isinstance(part, RouteOp) and (outer is None or outer.name not in (SEND, RECEIVE)):
-            return f"the op {part.name!r} sends messages to other parties, and the ask does not seal them"
-    return None
-
-
 def _has_model(tree: Any) -> bool:
     """Whether a message holds the parameters of a model."""
     if isinstance(tree, Mapping):
@@ -614,33 +379,6 @@ def _check_whole_numbers(tree: Any, where: str) -> None:
         raise ConfigError(f"{where}: the whole number has more than 64 bits; at most {2**63 - 1} is allowed")
     for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
         _check_whole_numbers(value, f"{where}: {name}")
-
-
-def _functions(op: Part) -> list[str]:
-    """The functions of the metrics of an op."""
-    return functions(op.metrics) if isinstance(op, EvaluateMetrics) else []
-
-
-def _models(op: Part) -> list[str]:
-    """The names of the models in the fields of an op."""
-    values = [getattr(op, name) for name in field_types(type(op))]
-    flat = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
-    return [part.name for part in flat if isinstance(part, Part) and part.kind == "model"]
-
-
-def _signed(op: Op) -> bool:
-    """Whether an op is part of a masked sum with signatures."""
-    return op.name in SIGNED or (op.name in SIGNING and bool(getattr(op, "active", False)))
-
-
-def parts(op: Part) -> Iterator[Part]:
-    """Yield an op, its inner ops and their transforms, recursively."""
-    yield op
-    for name in field_types(type(op)):
-        inner = getattr(op, name)
-        for part in inner if isinstance(inner, tuple) else (inner,):
-            if isinstance(part, (Op, Transform)):
-                yield from parts(part)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
