@@ -43,11 +43,11 @@ def job(parameters: int, rounds: int) -> Job:
 
 def handover(parameters: int, asks: int) -> dict[str, float]:
     """The median milliseconds of an ask, with the worker in a thread and in a process, each asked in turn."""
-    from hansa.net.party.agent import Worker
     from hansa.net.party.asks import AskFiles, WorkerThread
     from hansa.net.party.nursery import Nursery
     from hansa.net.party.samples import PartySamples, preparer
     from hansa.net.party.store import PartyStore
+    from hansa.net.party.worker import Worker
     from hansa.net.party.worker_main import serve
     from hansa.net.party.worker_process import PartyWorkerProcess
 

@@ -25,9 +25,10 @@ from hansa.net.aggregator.runtime import Stopped
 from hansa.net.aggregator.schema import SCHEMA
 from hansa.net.aggregator.server import Server
 from hansa.net.audit.evidence import Notary
-from hansa.net.party.agent import Agent, Worker
+from hansa.net.party.agent import Agent
 from hansa.net.party.asks import WorkerThread
 from hansa.net.party.store import PartyStore
+from hansa.net.party.worker import Worker
 from hansa.net.transport.admission import Admission
 from hansa.net.transport.limits import Limits
 from hansa.net.transport.prometheus import Metrics

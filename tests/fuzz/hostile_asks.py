@@ -44,11 +44,12 @@ from hansa.data.table import Table
 from hansa.holdings.gateway import Purpose, SampleGateway, TableRows
 from hansa.local import DPSGD, SGD
 from hansa.local.finetune import FineTune
-from hansa.net.party import agent, sessions
-from hansa.net.party.agent import Worker
+from hansa.net.party import sessions
+from hansa.net.party import worker as workers
 from hansa.net.party.gateway import OwnerGateway
 from hansa.net.party.samples import PartySamples, preparer
 from hansa.net.party.store import PartyStore
+from hansa.net.party.worker import Worker
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.wire import Blob, Work, printable
 from hansa.plumbing import codec
@@ -492,12 +493,12 @@ class _same_digest:
     def __enter__(self) -> None:
         self._digest, SampleGateway.digest = SampleGateway.digest, lambda self: "0" * 64  # type: ignore[method-assign]
         self._secrets, sessions.secrets = sessions.secrets, SimpleNamespace(token_bytes=bytes)  # type: ignore[assignment]
-        agent.OwnerGateway = Watched  # type: ignore[misc]
+        workers.OwnerGateway = Watched  # type: ignore[misc]
 
     def __exit__(self, *_: object) -> None:
         SampleGateway.digest = self._digest  # type: ignore[method-assign]
         sessions.secrets = self._secrets
-        agent.OwnerGateway = OwnerGateway  # type: ignore[misc]
+        workers.OwnerGateway = OwnerGateway  # type: ignore[misc]
 
 
 def inputs() -> Iterator[bytes]:

@@ -19,7 +19,7 @@ from hansa.core.ask import Ask, op_of
 from hansa.core.data_op import DataOp
 from hansa.core.op import Op, Reply
 from hansa.net.aggregator import runtime
-from hansa.net.party import agent as party
+from hansa.net.party.worker import Worker
 from hansa.plumbing import codec
 from hansa.replies import replies
 
@@ -72,16 +72,16 @@ def take_over(round: Callable[..., Any], *verbs: str) -> None:
 
 def answer(change: Callable[[Op, Mapping[str, Any], Reply], Reply | str]) -> None:
     """Make a party send other replies than its own: `change(op, payload, reply)`."""
-    honest = party.Worker.answer
+    honest = Worker.answer
 
-    def lie(self: party.Worker, work: Any, message: Message, task: Message) -> tuple[Reply | str, bool]:
+    def lie(self: Worker, work: Any, message: Message, task: Message) -> tuple[Reply | str, bool]:
         reply, staged = honest(self, work, message, task)
         op: Op = op_of(message["op"], where="ask")
         if isinstance(reply, str) or isinstance(op, DataOp):
             return reply, staged
         return change(op, message["payload"], reply), staged
 
-    party.Worker.answer = lie  # type: ignore[method-assign]
+    Worker.answer = lie  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

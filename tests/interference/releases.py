@@ -28,7 +28,7 @@ from hansa.holdings.gateway import SampleGateway
 from hansa.kernel.grid import Grid
 from hansa.local.solver import Context
 from hansa.net.party import policy, sessions
-from hansa.net.party.agent import Worker
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Work
 
 NOISE = {"discrete_gaussian", "secret_normal"}  # the functions that draw noise

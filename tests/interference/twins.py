@@ -26,12 +26,12 @@ from hansa.core.runtime import complete
 from hansa.core.vault import Vault
 from hansa.data.table import Table
 from hansa.holdings.gateway import TableRows
-from hansa.net.party.agent import Worker
 from hansa.net.party.data_statement import proposed, stated
 from hansa.net.party.peers import Peers
 from hansa.net.party.samples import PartySamples, preparer
 from hansa.net.party.store import PartyStore
 from hansa.net.party.vault_lines import DECLINED, PREFIXES
+from hansa.net.party.worker import Worker
 from hansa.net.transport import certificates, keys
 from hansa.net.transport.wire import Blob, Work
 from hansa.plumbing import codec

@@ -32,10 +32,11 @@ from hansa.net.aggregator.queue import QueuedAsk
 from hansa.net.audit.evidence import Notary, make_statement
 from hansa.net.local import free_port
 from hansa.net.operator import Operator
-from hansa.net.party.agent import Agent, Worker
+from hansa.net.party.agent import Agent
 from hansa.net.party.asks import Runner, WorkerThread
 from hansa.net.party.samples import PartySamples, preparer
 from hansa.net.party.store import PartyStore
+from hansa.net.party.worker import Worker
 from hansa.net.transport import certificates, keys, signing
 from hansa.net.transport.signing import About
 from hansa.net.transport.tls import client_context

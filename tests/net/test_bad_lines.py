@@ -16,6 +16,7 @@ from league import PATIENCE, Asked, Caller, League, Member, draft, samples
 from tcp_proxy import Faults, Proxy, ProxyThread
 
 from hansa.net.party import agent as parties
+from hansa.net.party.worker import Worker
 from hansa.net.transport import client as clients
 from hansa.net.transport.client import Client, Unreachable
 from hansa.net.transport.tls import client_context
@@ -108,7 +109,7 @@ def test_a_connection_that_breaks_in_any_way_is_replaced(
 
 def test_a_sign_of_life_that_hangs_does_not_hold_up_the_answer(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parties, "HEARTBEAT", 0.02)
-    begun, go, answer = threading.Event(), threading.Event(), parties.Worker.answer
+    begun, go, answer = threading.Event(), threading.Event(), Worker.answer
 
     def held(*given: Any) -> Any:
         begun.set()
@@ -128,7 +129,7 @@ def test_a_sign_of_life_that_hangs_does_not_hold_up_the_answer(league: League, m
             calling.cancel()
 
     monkeypatch.setattr(Client, "call", heard)
-    monkeypatch.setattr(parties.Worker, "answer", held)
+    monkeypatch.setattr(Worker, "answer", held)
     with ProxyThread(("127.0.0.1", league.port)) as proxy:
         away = SimpleNamespace(folder=league.folder, token=league.token, url=f"https://127.0.0.1:{proxy.port}")
         league.members["ann"] = Member(away, "ann", samples(0))  # type: ignore[arg-type]

@@ -28,7 +28,6 @@ from hansa.data.table_ops import TableMagnitudes
 from hansa.holdings.gateway import SampleGateway, TableRows
 from hansa.local import SGD
 from hansa.net.party import preparations
-from hansa.net.party.agent import Worker
 from hansa.net.party.data_statement import add_table, facts, proposed, stated
 from hansa.net.party.data_watch import WatchedSamples
 from hansa.net.party.evaluations import check_rows
@@ -37,6 +36,7 @@ from hansa.net.party.reloading import PolicyReloader
 from hansa.net.party.samples import PartySamples, preparer, read_samples
 from hansa.net.party.store import PartyStore
 from hansa.net.party.vault_lines import FILE
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Blob, Work
 from hansa.numerics.objective import Objective
 from hansa.plumbing import codec

@@ -24,10 +24,10 @@ from hansa.local import DPSGD, SGD
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.metrics.numbers import LossMetric
 from hansa.net.party import data_watch
-from hansa.net.party.agent import Worker
 from hansa.net.party.data_watch import WatchedSamples, data_paths, signature
 from hansa.net.party.samples import PartySamples, preparer, read_samples, samples_digest
 from hansa.net.party.store import PartyStore
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Blob, Work
 from hansa.plumbing import codec
 from hansa.plumbing.errors import DataError

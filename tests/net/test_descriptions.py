@@ -19,8 +19,8 @@ from hansa.core.plain_data import build
 from hansa.data.describe import CLASSES, DIMENSIONS, KINDS, Description, agreed
 from hansa.experiment.tasks import make_model
 from hansa.holdings.labels import Labels
-from hansa.net.party import agent as party
 from hansa.net.party.samples import PartySamples, preparer
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Work
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, DataError
@@ -42,7 +42,7 @@ def join(league: League, change: Callable[[str, PartySamples], PartySamples] = l
 @pytest.fixture
 def lying(league: League, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Reply], Reply]], None]:
     """Changes cid's replies of a phase before they are sent."""
-    plain = party.Worker.answer
+    plain = Worker.answer
 
     def lie(phase: str, change: Callable[[Reply], Reply]) -> None:
         def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:
@@ -51,7 +51,7 @@ def lying(league: League, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Cal
                 reply = change(reply)
             return reply, staged
 
-        monkeypatch.setattr(party.Worker, "answer", answer)
+        monkeypatch.setattr(Worker, "answer", answer)
 
     return lie
 

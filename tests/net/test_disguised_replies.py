@@ -12,7 +12,7 @@ from league import League
 
 from hansa.core.op import Reply
 from hansa.net.aggregator import runtime
-from hansa.net.party import agent as party
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Work
 from hansa.replies.partial_sums import ReplySum
 
@@ -67,7 +67,7 @@ DISGUISES: dict[str, Callable[[Reply], dict[str, Any]]] = {
 def test_a_party_cannot_answer_as_a_relay(
     disguise: str, settings: dict[str, Any], league: League, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = party.Worker.answer
+    plain = Worker.answer
 
     def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:
         reply, staged = plain(self, work, *rest)
@@ -75,7 +75,7 @@ def test_a_party_cannot_answer_as_a_relay(
             reply = Disguised(reply.tensors, reply.weight, reply.maxima, reply.metrics, 1, DISGUISES[disguise](reply))
         return reply, staged
 
-    monkeypatch.setattr(party.Worker, "answer", answer)
+    monkeypatch.setattr(Worker, "answer", answer)
     league.join_all()
     ended = league.ended(league.submit({"task": TASK, "run": {**RUN, **settings}}))
     assert ended["status"] == "finished", ended["reason"]

@@ -27,7 +27,6 @@ from hansa.local.finetune import FineTune
 from hansa.local.solver import LocalSolver
 from hansa.net.party import model_watch
 from hansa.net.party.after_reading import REFUSAL
-from hansa.net.party.agent import Worker
 from hansa.net.party.broadcast import Broadcasts
 from hansa.net.party.model_watch import FILE, ModelWatch, training_loss
 from hansa.net.party.op_parts import parts
@@ -35,6 +34,7 @@ from hansa.net.party.policy import Policy
 from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyMemory, PartyStore
 from hansa.net.party.vault_lines import read_vault
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Blob, Work
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, PartyError

@@ -29,9 +29,9 @@ from hansa.local import SGD
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import PREFIX, FineTune
 from hansa.net.party.after_reading import REFUSAL
-from hansa.net.party.agent import Worker
 from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyStore
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Blob, Work
 from hansa.plumbing import codec
 from hansa.plumbing.errors import AlgorithmError, ConfigError, DataError, NotAdmitted, OutOfRange, PartyError

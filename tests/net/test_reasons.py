@@ -15,6 +15,7 @@ from hansa.cli.app import app
 from hansa.net.aggregator.live import Live
 from hansa.net.party import agent as party
 from hansa.net.party.after_reading import REFUSAL
+from hansa.net.party.worker import Worker
 from hansa.report.diagnosis import grouped
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -79,7 +80,7 @@ def test_a_masked_preparation_out_of_range_says_which_parties_do_not_answer(leag
 
 def test_a_party_whose_disk_is_full_is_not_taken_to_refuse(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk may have space again, so the party gives no answer, and is asked again."""
-    honest, times = party.Worker._admit, Counter[str]()
+    honest, times = Worker._admit, Counter[str]()
 
     def full(self: Any, work: Any, message: Any, task: Any) -> Any:
         if work.phase.startswith("prepare"):
@@ -88,7 +89,7 @@ def test_a_party_whose_disk_is_full_is_not_taken_to_refuse(league: League, monke
                 raise OSError(errno.ENOSPC, "no room")
         return honest(self, work, message, task)
 
-    monkeypatch.setattr(party.Worker, "_admit", full)
+    monkeypatch.setattr(Worker, "_admit", full)
     monkeypatch.setattr(party, "PAUSE", 0.05)
     joined(league, {})
     ended = league.ended(league.submit({"task": TASK, "run": {"rounds": 1}}))

@@ -13,6 +13,7 @@ from league import PARTIES, League, samples
 
 from hansa.core.op import Reply
 from hansa.net.party import agent as party
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Receipt, Work
 from hansa.plumbing import codec
 
@@ -107,7 +108,7 @@ def test_a_bad_reply_is_refused_with_the_reason_and_changes_nothing(
     kind: str, league: League, told: list[Receipt], without: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, why = BAD[kind]
-    plain = party.Worker.answer
+    plain = Worker.answer
 
     def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:
         reply, staged = plain(self, work, *rest)
@@ -115,7 +116,7 @@ def test_a_bad_reply_is_refused_with_the_reason_and_changes_nothing(
             reply = change(reply)
         return reply, staged
 
-    monkeypatch.setattr(party.Worker, "answer", answer)
+    monkeypatch.setattr(Worker, "answer", answer)
     ended = run(league, PARTIES)
     assert ended["status"] == "finished", ended["reason"]
     refused = [receipt for receipt in told if receipt.status == "rejected"]
@@ -130,7 +131,7 @@ def test_a_bad_reply_is_refused_with_the_reason_and_changes_nothing(
 def test_a_run_may_allow_longer_updates_and_heavier_replies(league: League, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TREE["run"], "max_norm", 1e15)  # type: ignore[arg-type]
     monkeypatch.setitem(TREE["run"], "max_weight", 10**13)  # type: ignore[arg-type]
-    plain = party.Worker.answer
+    plain = Worker.answer
 
     def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:
         reply, staged = plain(self, work, *rest)
@@ -138,7 +139,7 @@ def test_a_run_may_allow_longer_updates_and_heavier_replies(league: League, monk
             reply = changed(tensors={"w": lambda w: w * 1e12 / w.norm() * 3}, weight=10**12)(reply)
         return reply, staged
 
-    monkeypatch.setattr(party.Worker, "answer", answer)
+    monkeypatch.setattr(Worker, "answer", answer)
     ended = run(league, PARTIES)
     assert all(line["members"] == list(PARTIES) and "rejected" not in line for line in ended["rounds"])
 
@@ -147,7 +148,7 @@ def test_a_reply_counts_for_no_more_than_ten_medians_whatever_it_claims(
     league: League, found: Callable[..., League], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cap depends only on the members of the round: neither on the order of arrival nor on the claimed weight."""
-    plain, sizes = party.Worker.answer, sorted(len(samples(number)[0][0]) for number in range(3))
+    plain, sizes = Worker.answer, sorted(len(samples(number)[0][0]) for number in range(3))
     claims: dict[int, int] = {}
 
     def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:
@@ -156,7 +157,7 @@ def test_a_reply_counts_for_no_more_than_ten_medians_whatever_it_claims(
             reply = changed(weight=claims[work.party])(reply)
         return reply, staged
 
-    monkeypatch.setattr(party.Worker, "answer", answer)
+    monkeypatch.setattr(Worker, "answer", answer)
     models = []
     for place, weight in ((league, 10**9), (found(), 10 * sizes[1])):
         claims[2] = weight
@@ -174,7 +175,7 @@ def test_who_says_its_size_late_and_alone_is_drawn_no_more_often(
 ) -> None:
     """Sizes are asked once; the only party of a later ask had only its own size as the median, and was drawn in
     every round."""
-    plain, asked = party.Worker.answer, []
+    plain, asked = Worker.answer, []
 
     def answer(self: Any, work: Work, *rest: Any) -> tuple[Reply | str, bool]:
         reply, staged = plain(self, work, *rest)
@@ -183,7 +184,7 @@ def test_who_says_its_size_late_and_alone_is_drawn_no_more_often(
             return ("not now" if len(asked) == 1 else changed(weight=10**9)(reply)), False  # type: ignore[arg-type]
         return reply, staged
 
-    monkeypatch.setattr(party.Worker, "answer", answer)
+    monkeypatch.setattr(Worker, "answer", answer)
     league.join_all()
     settings = {"rounds": 24, "quorum": 1, "cohort_size": 1, "select": "weighted"}
     ended = league.ended(league.submit({**TREE, "run": settings}))

@@ -23,10 +23,10 @@ from hansa.core.op import Op, Reply
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
 from hansa.net.party import sessions
-from hansa.net.party.agent import Worker
 from hansa.net.party.samples import preparer
 from hansa.net.party.sessions import PartySessions
 from hansa.net.party.store import PartyStore
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Blob, Work
 from hansa.plumbing import codec
 from hansa.plumbing.errors import PartyError

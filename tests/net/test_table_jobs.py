@@ -21,9 +21,9 @@ from hansa.core.op import Reply
 from hansa.data.table_ops import TableMagnitudes
 from hansa.experiment.config import parse
 from hansa.net.party import own_models
-from hansa.net.party.agent import Worker
 from hansa.net.party.samples import PartySamples, preparer, read_samples
 from hansa.net.party.store import PartyStore
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Blob, Work
 from hansa.plumbing import codec
 from hansa.plumbing.errors import DataError

@@ -27,10 +27,10 @@ from hansa.core.federation import Federation
 from hansa.core.op import Reply
 from hansa.core.round_record import Record
 from hansa.core.runtime import complete
-from hansa.net.party.agent import Worker
 from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyStore
 from hansa.net.party.vault_lines import read_vault
+from hansa.net.party.worker import Worker
 from hansa.net.transport import certificates
 from hansa.net.transport.wire import Blob, Work
 from hansa.plumbing import codec

@@ -34,7 +34,6 @@ from hansa.local.dp_sgd import DPSGD
 from hansa.metrics.classes import Accuracy
 from hansa.metrics.evaluate import EvaluateMetrics
 from hansa.net.party.after_reading import REFUSAL
-from hansa.net.party.agent import Worker
 from hansa.net.party.evaluations import FLOORED, Evaluations
 from hansa.net.party.floor import Floor
 from hansa.net.party.policy import Policy
@@ -43,6 +42,7 @@ from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyStore
 from hansa.net.party.vault import PartyVault
 from hansa.net.party.vault_lines import FILE, read_vault
+from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Blob, Work
 from hansa.numerics.objective import Objective
 from hansa.plumbing import codec, disk

@@ -36,7 +36,6 @@ from hansa.local.finetune import FineTune
 from hansa.net.party import agent as parties
 from hansa.net.party import confinement, store
 from hansa.net.party.after_reading import REFUSAL
-from hansa.net.party.agent import Worker
 from hansa.net.party.asks import AskFiles, AskOutcome, Runner, WorkerThread
 from hansa.net.party.nursery import Nursery
 from hansa.net.party.peers import Peers
@@ -45,6 +44,7 @@ from hansa.net.party.post import SILENT
 from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyStore
 from hansa.net.party.vault_lines import read_vault
+from hansa.net.party.worker import Worker
 from hansa.net.party.worker_main import serve
 from hansa.net.party.worker_process import PartyWorkerProcess, resident
 from hansa.net.transport.client import Refusal

@@ -31,10 +31,10 @@ from hansa.local.personal import Personal
 from hansa.local.solver import LocalSolver
 from hansa.net.party import agent as parties
 from hansa.net.party.after_reading import REFUSAL
-from hansa.net.party.agent import Worker
 from hansa.net.party.policy import Policy
 from hansa.net.party.samples import preparer
 from hansa.net.party.store import PartyMemory, PartyStore
+from hansa.net.party.worker import Worker
 from hansa.net.party.workload import Workload, machine_memory
 from hansa.net.transport.wire import Blob, Work
 from hansa.plumbing import codec

@@ -73,7 +73,7 @@ class Runner(Protocol):
 
 
 class Answering(Protocol):
-    """What a runner needs of a worker (`agent.Worker`)."""
+    """What a runner needs of a worker (`worker.Worker`)."""
 
     post: Post | None
 
@@ -110,6 +110,16 @@ def read_table(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise DataError("invalid message: expected a table")
     return tree
+
+
+def path_of(work: Work) -> str:
+    """The path of an ask at the aggregator."""
+    return f"/v1/jobs/{work.job}/asks/{work.round}/{work.phase}/{work.number}"
+
+
+def log_fields(work: Work) -> dict[str, Any]:
+    """The fields of a log line about an ask."""
+    return {"job": work.job, "round": work.round, "detail": {"ask": work.ask}}
 
 
 def perform(worker: Answering, reader: TaskReader, work: Work, files: AskFiles, brake: Brake) -> AskOutcome:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from hansa.core.op import Party
-from hansa.net.party.agent import Changed, Worker
 from hansa.net.party.asks import AskFiles, TaskReader, perform, reason
 from hansa.net.party.confinement import close_connections, confine, forget_secrets, limit_cpu
 from hansa.net.party.post import LOOK, PostOffice
 from hansa.net.party.store import PartyStore
+from hansa.net.party.worker import Changed, Worker
 from hansa.net.party.worker_link import (
     LENGTH,
     AskWorker,

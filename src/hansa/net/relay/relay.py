@@ -33,7 +33,7 @@ from hansa.net.aggregator.relay_routes import ask_text
 from hansa.net.aggregator.relayed import StoredReplies, ahead
 from hansa.net.aggregator.round import Asking, Decision
 from hansa.net.audit.evidence import make_statement
-from hansa.net.party.asks import read_table
+from hansa.net.party.asks import log_fields, path_of, read_table
 from hansa.net.party.public_store import named_public
 from hansa.net.party.receipts import Receipts
 from hansa.net.party.store import PartyStore
@@ -143,14 +143,14 @@ class Relay:
                 await self._finish(_key(work.work), receipt)
                 return
             except Refusal as error:
-                log.warning("the answer is not wanted: %s", error, extra=_fields(work.work))
+                log.warning("the answer is not wanted: %s", error, extra=log_fields(work.work))
                 if error.status in (400, 404, 409):
                     await self._finish(_key(work.work), None)
                     return
             except (HansaError, OSError) as error:
-                log.warning(str(error), extra=_fields(work.work))
+                log.warning(str(error), extra=log_fields(work.work))
             except Exception:
-                log.exception("an ask cannot be passed on yet", extra=_fields(work.work))
+                log.exception("an ask cannot be passed on yet", extra=log_fields(work.work))
             await asyncio.sleep(PAUSE)
 
     async def _pass_on(self, work: RelayWork) -> Receipt:
@@ -185,7 +185,7 @@ class Relay:
 
     async def _send(self, work: Work, blob: Blob, weight: int) -> Receipt:
         """Send the answer with its signed statement; return the receipt, which is checked and on disk."""
-        registration, path = self.store.registration(), _path(work)
+        registration, path = self.store.registration(), path_of(work)
         answer = Answer(work.message.digest, "", blob, weight, False, None, work.model, work.shown)
         await self._receipts.expect(self.client, registration["federation"])
         statement = make_statement(registration["federation"], registration["party"], _key(work), answer)
@@ -230,7 +230,7 @@ class Relay:
 
     async def _fetch(self, work: RelayWork) -> RelayedFiles:
         """Fetch what parties will fetch from here. Files of the task are shared by the asks of a job."""
-        path, folder = _path(work.work), self._folder(_key(work.work))
+        path, folder = path_of(work.work), self._folder(_key(work.work))
         shared = self._messages / "jobs" / work.work.job
         for place in (folder, shared):
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -291,11 +291,3 @@ def _opened(key: Key, work: RelayWork, parties: list[int],
 
 def _key(work: Work) -> Key:
     return work.job, work.round, work.phase, work.number
-
-
-def _path(work: Work) -> str:
-    return f"/v1/jobs/{work.job}/asks/{work.round}/{work.phase}/{work.number}"
-
-
-def _fields(work: Work) -> dict[str, Any]:
-    return {"job": work.job, "round": work.round, "detail": {"ask": work.ask}}
