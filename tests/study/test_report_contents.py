@@ -21,6 +21,7 @@ from hansa.report import plots as house
 from hansa.report import study_plots as plots
 from hansa.report import study_report as report
 from hansa.report import study_tables as sheets
+from hansa.report.comparison_plots import critical_difference
 from hansa.report.html import Detail, Picture, Section, Sheet, TableCell, render
 from hansa.report.study_findings import Names, findings
 from hansa.study import Results, Trial, compare, parse_study
@@ -352,7 +353,7 @@ def test_bands_run_from_the_lowest_to_the_highest_seed() -> None:
 
 def test_the_critical_difference_joins_the_cliques_and_names_everybody() -> None:
     ranks = {"a": 1.2, "b": 1.9, "c": 3.1, "d": 3.8}
-    figure = plots.critical_difference(ranks, 1.0, [["a", "b"], ["c", "d"]])
+    figure = critical_difference(ranks, 1.0, [["a", "b"], ["c", "d"]])
     axes = figure.axes[0]
     words = " ".join(text.get_text() for text in axes.texts)
     assert all(f"{name}" in words and f"{rank:.2f}" in words for name, rank in ranks.items())
@@ -376,7 +377,7 @@ def test_the_matrix_reads_row_better_than_column() -> None:
 
 
 def test_figures_give_the_same_bytes_twice() -> None:
-    one, two = (house.svg(plots.critical_difference({"a": 1.0, "b": 2.0}, 0.5, [])) for _ in range(2))
+    one, two = (house.svg(critical_difference({"a": 1.0, "b": 2.0}, 0.5, [])) for _ in range(2))
     assert one == two
 
 

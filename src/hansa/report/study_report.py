@@ -18,14 +18,15 @@ import numpy as np
 from hansa.artifacts.run_folder import RunFolder, write_atomic
 from hansa.metrics.names import MEMBERSHIP, higher_is_better
 from hansa.plumbing.errors import HansaError
-from hansa.report import attack_plots, markdown, party_grid, study_metrics, toml
+from hansa.report import attack_plots, comparison_plots, markdown, party_grid, study_metrics, toml
 from hansa.report import study_plots as plots
 from hansa.report import study_tables as sheets
+from hansa.report.comparison_plots import Pair
 from hansa.report.html import Detail, Picture, Section, write_report
 from hansa.report.plots import draw_partition, png, shortened, shown
 from hansa.report.study_display import Axis, StudyDisplay
 from hansa.report.study_findings import Names, findings, line, p_value
-from hansa.report.study_plots import Band, Look, Pair, Standing, title
+from hansa.report.study_plots import Band, Look, Standing, title
 
 FILES = "plots"
 LINKED = re.compile(rf"^!\[.*\]\({FILES}/([\w-]+)\.png\)$", re.MULTILINE)
@@ -182,7 +183,7 @@ def _ranks(results: StudyDisplay, names: Names) -> Iterator[Section]:
     if len(ranking.ranks) < 2 or ranking.p is None:
         return
     of = {name: look.name for name, look in names.looks.items()}
-    figure = plots.critical_difference(
+    figure = comparison_plots.critical_difference(
         {of[name]: rank for name, rank in ranking.ranks.items()},
         ranking.critical,
         [[of[name] for name in group] for group in ranking.cliques],
@@ -218,7 +219,7 @@ def _pairs(results: StudyDisplay, names: Names) -> Iterator[Section]:
         "of a setting first. Framed and bold: significant after Holm's correction."
     )
     if panels and len(panels) <= MATRICES:
-        yield Picture("Significant differences", caption, plots.matrix(results.metric, panels), "pairs")
+        yield Picture("Significant differences", caption, comparison_plots.matrix(results.metric, panels), "pairs")
         yield pairs
     else:
         yield Detail("Significant differences", "Every pair of algorithms in every setting.")
