@@ -21,7 +21,7 @@ from hansa.models.resnet import ResidualBlock
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params, ParamSpec
 from hansa.schedule import ExponentialDecay
-from hansa.sim import gpu, rewrite, trial
+from hansa.sim import gpu, recorded_round, rewrite, trial
 from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.run_size import RunSize
@@ -264,7 +264,7 @@ def test_parties_of_one_size_whose_last_batch_is_short_train_as_each_does_alone(
 @pytest.mark.parametrize("model", [wide, *slow(convolving, residual)], ids=named)
 def test_equal_parties_are_trained_by_one_recording(model: Any, solver: LocalSolver, device: str) -> None:
     engine = agree(task(model, (10,) * 5), solver, device, chunk=8)
-    assert [type(program) for program in engine.programs.values()] == [gpu.Epochs]
+    assert [type(program) for program in engine.programs.values()] == [recorded_round.Epochs]
 
 
 @pytest.mark.thin(1)

@@ -30,7 +30,7 @@ from hansa.numerics import rng
 from hansa.numerics.objective import Objective
 from hansa.plumbing.determinism import threads
 from hansa.plumbing.errors import HansaError, PartyError
-from hansa.sim import gpu
+from hansa.sim import gpu, recorded_round
 from hansa.sim.chain import Chain, chain_of, elsewhere
 from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, first_line, named
 from hansa.sim.rewrite import Rewritten
@@ -287,8 +287,8 @@ class StackedEngine(ReferenceEngine):
             if self.apart or ((self.records or self.width(solver) > 1) and self._stackable()):
                 records = self.records and type(solver) not in self._unrecorded
                 stack = Stack(self, solvers, members, round)
-                alike = records and gpu.repeats(stack)
-                done = self._record(solver, lambda: gpu.train_alike(stack)) if alike else None
+                alike = records and recorded_round.repeats(stack)
+                done = self._record(solver, lambda: recorded_round.train_alike(stack)) if alike else None
                 if done is not None:
                     return done
                 if records and not alike and stack.recordable:

@@ -14,7 +14,8 @@ import torch
 from hansa.local.sgd import SGD
 from hansa.plumbing.errors import HansaError
 from hansa.sim.engine import first_line
-from hansa.sim.gpu import Program, plain_state, recorded
+from hansa.sim.gpu import Program, recorded
+from hansa.sim.recorded_round import plain_state
 from hansa.sim.run_size import RunSize
 from hansa.sim.stacked import StackedEngine, obstacle
 
