@@ -7,7 +7,8 @@ import logging
 from hansa.plumbing.errors import ConfigError
 from hansa.plumbing.forking import check_fork, fork_obstacle
 from hansa.sim.engine import EngineInputs, ReferenceEngine
-from hansa.sim.stacked import StackedEngine, cores, heavy
+from hansa.sim.stackable import heavy
+from hansa.sim.stacked import StackedEngine, cores
 from hansa.sim.trial import faster_apart
 from hansa.sim.workers import WorkersEngine, usable
 

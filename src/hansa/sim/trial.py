@@ -17,7 +17,8 @@ from hansa.sim.engine import first_line
 from hansa.sim.gpu import Program, recorded
 from hansa.sim.recorded_round import plain_state
 from hansa.sim.run_size import RunSize
-from hansa.sim.stacked import StackedEngine, obstacle
+from hansa.sim.stackable import obstacle
+from hansa.sim.stacked import StackedEngine
 
 log = logging.getLogger("hansa")
 TRIED = 10  # parties of a trial apart; more take proportionally longer, and need more memory
