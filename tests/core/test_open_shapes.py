@@ -175,11 +175,12 @@ def test_updates_of_unequal_lengths_arrive_whole_in_every_engine(verb: str) -> N
 
 
 def test_an_answer_that_does_not_fit_a_worker_s_slot_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hansa.sim import workers
+    from hansa.sim import shared_memory, workers
 
     expected = hansa.simulate(Prefixes(), task(), rounds=1, engine="reference")
     monkeypatch.setattr(workers, "OPEN", 0)
-    monkeypatch.setattr(workers, "_ALIGN", 8)
+    monkeypatch.setattr(workers, "ALIGN", 8)
+    monkeypatch.setattr(shared_memory, "ALIGN", 8)
     assert torch.equal(
         hansa.simulate(Prefixes(), task(), rounds=1, engine="workers").state.params.w, expected.state.params.w
     )

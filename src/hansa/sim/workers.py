@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import mmap
 import multiprocessing
 import os
 import signal
@@ -35,6 +34,7 @@ from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure
 from hansa.plumbing.forking import fork_obstacle, hide_gpus
 from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, first_line
+from hansa.sim.shared_memory import ALIGN, HERE, Room, aligned, copied, size_of
 from hansa.sim.stacked import ROOM, StackedEngine, cores
 
 log = logging.getLogger("hansa")
@@ -42,59 +42,6 @@ ERRORS: dict[str, type[HansaError]] = {kind.__name__: kind for kind in (ConfigEr
 WAVES = 4  # tickets per worker that are trained at once, where each trains alone
 SLOTS = 64  # largest number of parties at a time where each trains alone
 OPEN = ROOM // SLOTS  # most bytes of shared memory for a tensor whose size is open
-_ALIGN = 64
-_HERE = "$at"  # in a message: a tensor in shared memory
-
-
-class Room:
-    """A region of shared memory for tensors, which are read as views without a copy."""
-
-    def __init__(self, size: int) -> None:
-        try:
-            memory = mmap.mmap(-1, size)  # pages are allocated when first written
-        except OSError as error:
-            raise RuntimeFailure(
-                f"cannot allocate {size / 2**30:.1f} GiB of shared memory for workers: {error.strerror}"
-            ) from None
-        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
-
-    def lay(self, tree: Any, at: int, end: int) -> tuple[Any, int]:
-        """Write a tree's tensors into the region from `at` on; return the tree of positions and the next free byte.
-
-        A tensor that does not fit stays in the tree.
-        """
-        if isinstance(tree, Tensor):
-            size = tree.numel() * tree.element_size()
-            if at + size > end or tree.device.type != "cpu":
-                return tree, at
-            if size:
-                self.look(at, tree.shape, tree.dtype).copy_(tree)
-            place = {_HERE: at, "shape": list(tree.shape), "dtype": str(tree.dtype).removeprefix("torch.")}
-            return place, -(-(at + size) // _ALIGN) * _ALIGN
-        if isinstance(tree, dict):
-            out = {}
-            for name, value in tree.items():
-                out[name], at = self.lay(value, at, end)
-            return out, at
-        return tree, at
-
-    def look(self, at: int, shape: Any, dtype: torch.dtype) -> Tensor:
-        """A tensor in the region, as a view."""
-        size = torch.Size(shape).numel() * dtype.itemsize
-        return self.bytes[at : at + size].view(dtype).view(torch.Size(shape))
-
-    def read(self, tree: Any) -> Any:
-        """A tree whose tensors are views of the region."""
-        if isinstance(tree, dict):
-            if _HERE in tree:
-                return self.look(tree[_HERE], tree["shape"], getattr(torch, tree["dtype"]))
-            return {name: self.read(value) for name, value in tree.items()}
-        return tree
-
-    def rows(self, at: int, shape: Any, dtype: torch.dtype, count: int, apart: int) -> Tensor:
-        """The tensors at the same position of consecutive slots, as one view [count, ...]."""
-        first = self.look(at, shape, dtype)
-        return first.as_strided((count, *first.shape), (apart // dtype.itemsize, *first.stride()))
 
 
 class WorkersEngine(ReferenceEngine):
@@ -143,13 +90,12 @@ class WorkersEngine(ReferenceEngine):
         payloads = {id(member.payload): member.payload for member in members}
         answer = max(_answer_size(op, payload) for payload in payloads.values())
         spec, initial = self.objective.spec, self.objective.initial
-        fresh = _size(solver.remember(spec, initial)) + len(layers) * _size(initial._asdict())
-        memory = max(fresh, *(_size(member.memory) for member in members))
+        fresh = size_of(solver.remember(spec, initial)) + len(layers) * size_of(initial._asdict())
+        memory = max(fresh, *(size_of(member.memory) for member in members))
         common = common_names(members)
-        own = max(_size({n: v for n, v in member.payload.items() if n not in common}) for member in members)
-        apart = max(answer, own) + memory + 16 * _ALIGN
-        apart = -(-apart // _ALIGN) * _ALIGN
-        head = _size(payload) + 16 * _ALIGN
+        own = max(size_of({n: v for n, v in member.payload.items() if n not in common}) for member in members)
+        apart = aligned(max(answer, own) + memory + 16 * ALIGN)
+        head = aligned(size_of(payload) + 16 * ALIGN)
         slots = max(2 * self.workers, min(SLOTS, ROOM // apart))
         if isinstance(self.inner, StackedEngine):
             slots = min(self.inner.window, len(members))
@@ -165,8 +111,7 @@ class WorkersEngine(ReferenceEngine):
                 log.warning("the parties train in one process from now on: %s", self._obstacle)
         if self._obstacle is not None:  # it stays
             return False
-        self._head, self._apart = -(-head // _ALIGN) * _ALIGN, apart
-        self._slots = slots
+        self._head, self._apart, self._slots = head, apart, slots
         self._room = Room(self._head + self._slots * self._apart)
         context = multiprocessing.get_context("fork")
         for _ in range(self.workers):
@@ -278,7 +223,7 @@ class WorkersEngine(ReferenceEngine):
         for k, (party, slot) in enumerate(zip(stack["parties"], stack["slots"], strict=True)):
             base = self._head + slot * self._apart
             laid = {
-                part: {name: {_HERE: base + at, "shape": shape, "dtype": kind}
+                part: {name: {HERE: base + at, "shape": shape, "dtype": kind}
                        for name, (at, shape, kind) in stack[part].items()}
                 for part in ("tensors", "maxima", "memory")
             }  # fmt: skip
@@ -343,8 +288,8 @@ class WorkersEngine(ReferenceEngine):
         members = [PartyWork(party, shared, {}, own) for party, own in zip(slots, rounds, strict=True)]
         for member, own in zip(members, message.get("own", []), strict=False):
             # The reply will overwrite the slot, so copy the party's inputs first.
-            member.memory = _copy(self._room.read(own["memory"]))
-            member.payload = {**shared, **_copy(self._room.read(own["payload"]))} if own["payload"] else shared
+            member.memory = copied(self._room.read(own["memory"]))
+            member.payload = {**shared, **copied(self._room.read(own["payload"]))} if own["payload"] else shared
         stacks: list[dict[str, Any]] = []
         alone: dict[str, Any] = {}
         try:
@@ -382,13 +327,13 @@ class WorkersEngine(ReferenceEngine):
                 shape, dtype = list(value.shape[1:]), value.dtype
                 self._room.rows(self._head + at, shape, dtype, most, self._apart).index_copy_(0, index, value)
                 out[part][name] = [at, shape, str(dtype).removeprefix("torch.")]
-                at += -(-torch.Size(shape).numel() * dtype.itemsize // _ALIGN) * _ALIGN
+                at += aligned(torch.Size(shape).numel() * dtype.itemsize)
         return out
 
     def _fits(self, block: Block) -> bool:
         """Whether one party's part of a stack fits into a slot."""
         trees = (block.replies.tensors, block.replies.maxima, block.memory)
-        return sum(_size(value[0]) for tree in trees for value in tree.values()) <= self._apart
+        return sum(size_of(value[0]) for tree in trees for value in tree.values()) <= self._apart
 
     def _answer(self, reply: Reply, memory: Memory, slot: int) -> dict[str, Any]:
         assert self._room is not None
@@ -418,7 +363,7 @@ def _answer_size(op: Op, payload: Payload) -> int:
     """The bytes of a reply in a slot. A tensor of open size gets at most `OPEN`; a larger one uses the pipe."""
     sent = [*op.expects(payload).values(), *op.expects_maxima(payload).values()]
     sizes = [(torch.Size(largest_shape(shape)).numel() * dtype.itemsize, is_open(shape)) for shape, dtype in sent]
-    return sum((min(size, OPEN) if open_size else size) + _ALIGN for size, open_size in sizes)
+    return sum((min(size, OPEN) if open_size else size) + ALIGN for size, open_size in sizes)
 
 
 def common_names(members: list[PartyWork]) -> set[str]:
@@ -437,24 +382,10 @@ def _travels(op: Op) -> bool:
     return True
 
 
-def _size(tree: Any) -> int:
-    """The bytes of a tree's tensors, each rounded up to the alignment."""
-    if isinstance(tree, Tensor):
-        return -(-tree.numel() * tree.element_size() // _ALIGN) * _ALIGN
-    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
-    return sum(_size(value) for value in values)
-
-
 def _listed(stack: dict[str, Any]) -> dict[str, Any]:
     """A stack's message with its numbers as lists."""
     lists = {name: stack[name].tolist() for name in ("parties", "slots", "weights")}
     return {**stack, **lists, "metrics": {name: values.tolist() for name, values in stack["metrics"].items()}}
-
-
-def _copy(tree: Any) -> Any:
-    if isinstance(tree, Tensor):
-        return tree.clone()
-    return {name: _copy(value) for name, value in tree.items()} if isinstance(tree, dict) else tree
 
 
 def keep_memory() -> None:
