@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import hansa
 from hansa.local import LocalSolver
-from hansa.local.solver import Carry, Context
+from hansa.local.context import Context
+from hansa.local.solver import Carry
 
 
 def net() -> nn.Module:

@@ -17,7 +17,8 @@ from hansa.core.plain_data import build
 from hansa.core.registry import registered
 from hansa.core.wrapper import Wrapper
 from hansa.local import SGD, Controlled, LocalSolver
-from hansa.local.solver import Carry, Context
+from hansa.local.context import Context
+from hansa.local.solver import Carry
 from hansa.plumbing.errors import ConfigError
 from hansa.testing import PartyPool, check_algorithm, check_engines
 from small_tasks import learnable

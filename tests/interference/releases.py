@@ -26,7 +26,7 @@ from hansa.classical.trees.private import PrivateHistograms
 from hansa.core.op import Memory, Party, Payload, Reply
 from hansa.holdings.gateway import SampleGateway
 from hansa.kernel.grid import Grid
-from hansa.local.solver import Context
+from hansa.local.context import Context
 from hansa.net.party import policy, sessions
 from hansa.net.party.worker import Worker
 from hansa.net.transport.wire import Work
@@ -34,7 +34,7 @@ from hansa.net.transport.wire import Work
 NOISE = {"discrete_gaussian", "secret_normal"}  # the functions that draw noise
 DRAWERS = {  # the functions that call them, and why each is watched, or needs not be
     "hansa.kernel.grid.Grid.released": "watched",
-    "hansa.local.solver.Context.noise": "watched, with Context.clipped_sum",
+    "hansa.local.context.Context.noise": "watched, with Context.clipped_sum",
     "hansa.classical.trees.private.PrivateHistograms.run": "watched",
     "hansa.kernel.grid.Grid.covered": "of sums at the aggregator (central differential privacy)",
     "hansa.secure.encoding.Encoding.encode": "a party's share of the noise of a secure sum, which hides the rest",

@@ -26,7 +26,7 @@ from hansa.transforms import ClippedUpdate
 SOURCE = Path(hansa.__file__).parent
 # The places that draw noise or samples from a secret, beside the kernel itself.
 CALLERS = {
-    "secret_normal": {"local/solver.py", "vertical/split_ops.py"},
+    "secret_normal": {"local/context.py", "vertical/split_ops.py"},
     "poisson_sample": {"local/solver.py"},
     "secret_uniform": {"secure/encoding.py", "vertical/psi_ops.py"},
     "discrete_gaussian": {"classical/trees/private.py", "secure/encoding.py"},

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hansa.kernel import clipped_sums
 from hansa.local import clipping
-from hansa.local.solver import Batch, Context
+from hansa.local.context import Batch, Context
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import ParamSpec

@@ -12,7 +12,7 @@ from torch import nn
 from hansa.core.op import Party
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD, SVRG, Gradient
-from hansa.local.solver import masked_mean
+from hansa.local.context import masked_mean
 from hansa.local.svrg import present
 from hansa.numerics.objective import Objective
 from hansa.plumbing.errors import ConfigError, PartyError

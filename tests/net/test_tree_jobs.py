@@ -10,13 +10,13 @@ import torch
 from league import PARTIES, League
 from test_split_jobs import rows, simulated, tree
 
-from hansa import ColumnForest, SecureBoost
 from hansa.core.op import Memory
 from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.samples import PartySamples
 from hansa.net.people_scores import predict_people
 from hansa.plumbing import codec
 from hansa.testing import same_bits
+from hansa.vertical.secureboost import ColumnForest, SecureBoost
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
 

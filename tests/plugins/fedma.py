@@ -17,16 +17,20 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from hansa import SGD, Algorithm, ConfigError, Federation, Parts, State, register
-from hansa.core.algorithm import Problem
+from hansa import State
+from hansa.core.algorithm import Algorithm, Parts, Problem
+from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
 from hansa.core.other_model import OtherModel
 from hansa.core.quantities import AnyCount
+from hansa.core.registry import register
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import LocalSolver
+from hansa.local.sgd import SGD
 from hansa.models.model import Model
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError
 
 WIDTHS = "fedma/widths"
 

@@ -13,14 +13,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hansa import SGD, Algorithm, ConfigError, Federation, Parts, State, register
-from hansa.core.algorithm import Problem
+from hansa import State
+from hansa.core.algorithm import Algorithm, Parts, Problem
+from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import NetworkPredictor
+from hansa.core.registry import register
 from hansa.core.wrapper import Around, Wrapper
 from hansa.local import LocalSolver
+from hansa.local.sgd import SGD
 from hansa.numerics import rng
 from hansa.numerics.params import Params
+from hansa.plumbing.errors import ConfigError
 
 CLUSTER = "ifca/cluster"
 

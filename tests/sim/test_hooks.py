@@ -15,7 +15,8 @@ import hansa
 from hansa.core.op import Memory, Op, Party, Payload, Reply
 from hansa.core.wrapper import Wrapper
 from hansa.local import DPSGD, SGD, LocalSolver, Proximal
-from hansa.local.solver import Batch, Carry, Context
+from hansa.local.context import Batch, Context
+from hansa.local.solver import Carry
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params, ParamSpec

@@ -13,8 +13,9 @@ from torch import Tensor
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register, registered
 from hansa.local import DPSGD, SGD, LocalSolver, Personal, Proximal, Representation
+from hansa.local.context import Batch, Context
 from hansa.local.pruned import mask_payload
-from hansa.local.solver import Batch, Carry, Context
+from hansa.local.solver import Carry
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params

@@ -18,7 +18,7 @@ from hansa.numerics import rng
 from hansa.plumbing.errors import ConfigError, HansaError
 
 Augment = Callable[[Tensor, int], Tensor]  # (sample, key) -> sample
-STREAM = 2**33  # folded into a step's key; `local.solver.NOISE` and the model's own draws use other indices
+STREAM = 2**33  # folded into a step's key; `local.context.NOISE` and the model's own draws use other indices
 
 
 def augmented(function: Augment, x: Tensor, rows: np.ndarray[Any, Any], key: int) -> Tensor:

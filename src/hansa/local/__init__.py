@@ -3,6 +3,7 @@
 from hansa.local.adam import Adam
 from hansa.local.alternating import Alternating
 from hansa.local.consensus import Consensus
+from hansa.local.context import Batch, Context
 from hansa.local.data_interpolation import DataInterpolation
 from hansa.local.ditto import TwoModels
 from hansa.local.dp_sgd import DPSGD
@@ -21,7 +22,7 @@ from hansa.local.proximal import Proximal
 from hansa.local.pruned import Pruned, SquaredGradient
 from hansa.local.scaffold import Controlled
 from hansa.local.sgd import SGD
-from hansa.local.solver import Batch, Carry, Context, LocalSolver
+from hansa.local.solver import Carry, LocalSolver
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.local.svrg import SVRG
 

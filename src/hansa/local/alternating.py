@@ -12,6 +12,7 @@ from hansa.core.budget import Release
 from hansa.core.op import Memory, Payload
 from hansa.core.quantities import ExtraEpochs
 from hansa.core.registry import register
+from hansa.local.context import Batch, Context
 from hansa.local.personal import Personal, in_head
 from hansa.local.solver import Batch, Carry, Context, LocalSolver
 

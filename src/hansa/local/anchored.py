@@ -10,8 +10,9 @@ from torch import Tensor
 
 from hansa.core.op import Memory
 from hansa.core.own_model import remember
+from hansa.local.context import Batch, Context
 from hansa.local.delegating import Delegating
-from hansa.local.solver import Batch, Carry, Context, LocalSolver
+from hansa.local.solver import Carry, LocalSolver
 from hansa.local.step_rule import StepRule
 from hansa.numerics.params import Params, ParamSpec
 from hansa.plumbing.errors import ConfigError

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hansa.core.op import Memory, Payload
 from hansa.core.quantities import HeldOut, Portion
+from hansa.local.context import Batch, Context, masked_mean
 from hansa.local.sgd import SGD
-from hansa.local.solver import Batch, Context, masked_mean
 from hansa.numerics import rng
 from hansa.numerics.params import Params, ParamSpec
 from hansa.plumbing.errors import ConfigError

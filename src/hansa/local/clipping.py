@@ -35,7 +35,7 @@ from hansa.numerics.params import ParamSpec
 from hansa.plumbing.stopping import go_on
 
 if TYPE_CHECKING:
-    from hansa.local.solver import Batch, Context
+    from hansa.local.context import Batch, Context
 
 ROOM = 2**26  # bytes of gradients stored at a time
 PROBE = 3  # samples for trying the methods on a model

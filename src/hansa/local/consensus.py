@@ -13,7 +13,8 @@ from hansa.core.own_model import remember
 from hansa.core.quantities import PositiveFactor, SumDivisor
 from hansa.core.registry import register
 from hansa.local.anchored import DRAWN, OWN, Anchored
-from hansa.local.solver import Batch, Carry, Context
+from hansa.local.context import Batch, Context
+from hansa.local.solver import Carry
 from hansa.local.step_rule import StepRule
 from hansa.numerics.params import Params, ParamSpec
 

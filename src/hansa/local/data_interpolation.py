@@ -13,7 +13,8 @@ from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.holdings.public import PublicSamples
 from hansa.local.choosing import BEGUN, CHOICE, OWN, Choosing, held_count
-from hansa.local.solver import Batch, Carry, Context
+from hansa.local.context import Batch, Context
+from hansa.local.solver import Carry
 from hansa.numerics import rng
 from hansa.numerics.params import Params, ParamSpec
 from hansa.plumbing.errors import ConfigError, PartyError

@@ -13,8 +13,9 @@ from hansa.core.budget import Budget, Release
 from hansa.core.entries import Entries, Sizes
 from hansa.core.metric_ranges import Range
 from hansa.core.op import Memory, Payload
+from hansa.local.context import Batch, Context
 from hansa.local.sgd import SGD
-from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler
+from hansa.local.solver import Carry, LocalSolver, Sampler
 from hansa.local.step_rule import StepRule
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params, ParamSpec

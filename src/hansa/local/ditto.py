@@ -14,8 +14,9 @@ from hansa.core.op import Memory, Payload
 from hansa.core.own_model import PREFIX, remember
 from hansa.core.quantities import Factor
 from hansa.core.registry import register
+from hansa.local.context import Batch, Context
 from hansa.local.delegating import Delegating
-from hansa.local.solver import Batch, Carry, Context, LocalSolver
+from hansa.local.solver import Carry, LocalSolver
 from hansa.local.step_rule import StepRule
 from hansa.numerics import rng
 from hansa.numerics.params import Params, ParamSpec

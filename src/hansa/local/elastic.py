@@ -16,8 +16,9 @@ from hansa.core.fields import Advice
 from hansa.core.op import Memory, Payload
 from hansa.core.quantities import FACTORS, Elasticity
 from hansa.core.registry import register
+from hansa.local.context import Context
 from hansa.local.sgd import SGD
-from hansa.local.solver import Carry, Context
+from hansa.local.solver import Carry
 from hansa.numerics.params import Params, ParamSpec
 
 OWN, BEGUN = "elastic/x", "elastic/begun"

@@ -12,6 +12,7 @@ from torch import Tensor
 from hansa.core.op import Memory, Payload
 from hansa.core.quantities import Exponent, Rate
 from hansa.core.registry import register
+from hansa.local.context import Context
 from hansa.local.gradient import Gradient
 from hansa.local.sgd import SGD
 from hansa.local.solver import Carry, Context

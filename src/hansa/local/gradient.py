@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
-from hansa.local.solver import Carry, Context, LocalSolver, Sampler
+from hansa.local.context import Context
+from hansa.local.solver import Carry, LocalSolver, Sampler
 
 
 @register("gradient")

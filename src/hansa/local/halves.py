@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
+from hansa.local.context import Batch, Context
 from hansa.local.sgd import SGD
-from hansa.local.solver import Batch, Carry, Context, descend
+from hansa.local.solver import Carry, descend
 from hansa.numerics import rng
 from hansa.numerics.params import Params, ParamSpec
 

@@ -13,8 +13,9 @@ from hansa.core.fields import Advice
 from hansa.core.op import Memory, Payload
 from hansa.core.quantities import Factor, Mixing
 from hansa.core.registry import register
+from hansa.local.context import Batch, Context
 from hansa.local.delegating import Delegating
-from hansa.local.solver import Batch, Carry, Context, descend
+from hansa.local.solver import Carry, descend
 from hansa.numerics.params import Params, ParamSpec
 
 OWN, ALPHA, BEGUN = "mixed/own", "mixed/alpha", "mixed/begun"

@@ -11,7 +11,8 @@ from torch import Tensor
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
 from hansa.local.choosing import BEGUN, CHOICE, OWN, Choosing, row
-from hansa.local.solver import Batch, Carry, Context, descend
+from hansa.local.context import Batch, Context
+from hansa.local.solver import Carry, descend
 
 
 @register("mapper")

@@ -15,7 +15,8 @@ from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.quantities import FACTORS
 from hansa.core.registry import register
 from hansa.core.wrapper import Wrapper
-from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.local.context import Batch, Context
+from hansa.local.solver import LocalSolver
 from hansa.replies.buffer_checks import MOST, OWN
 
 

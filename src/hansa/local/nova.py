@@ -11,9 +11,10 @@ from hansa.core.entries import Number, extended
 from hansa.core.op import Memory, Payload
 from hansa.core.quantities import FACTORS, Factor
 from hansa.core.registry import register
+from hansa.local.context import Context
 from hansa.local.normalise import gradient_weight
 from hansa.local.proximal import Proximal
-from hansa.local.solver import Carry, Context
+from hansa.local.solver import Carry
 from hansa.plumbing.errors import ConfigError
 from hansa.replies.buffer_checks import MOST, OWN
 

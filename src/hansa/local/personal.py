@@ -18,8 +18,9 @@ from hansa.core.entries import Entries, extended, model_of
 from hansa.core.op import Memory, Payload
 from hansa.core.quantities import Layers
 from hansa.core.registry import register
+from hansa.local.context import Context
 from hansa.local.delegating import Delegating
-from hansa.local.solver import Carry, Context
+from hansa.local.solver import Carry
 from hansa.numerics.params import Params, ParamSpec
 from hansa.plumbing.errors import ConfigError
 

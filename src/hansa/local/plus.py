@@ -15,7 +15,8 @@ from hansa.core.own_model import remember
 from hansa.core.quantities import Factor, Mixing
 from hansa.core.registry import register
 from hansa.local.anchored import OWN, Anchored
-from hansa.local.solver import Carry, Context
+from hansa.local.context import Context
+from hansa.local.solver import Carry
 from hansa.numerics.params import Params
 from hansa.numerics.prox import Norm, prox
 

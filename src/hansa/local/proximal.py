@@ -14,8 +14,9 @@ from hansa.core.fields import Owner
 from hansa.core.op import Memory, Payload
 from hansa.core.quantities import Factor
 from hansa.core.registry import register
+from hansa.local.context import Context
 from hansa.local.sgd import SGD
-from hansa.local.solver import Carry, Context
+from hansa.local.solver import Carry
 from hansa.local.step_rule import StepRule
 
 

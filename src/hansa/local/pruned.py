@@ -18,9 +18,10 @@ from hansa.core.entries import BYTES, Entries, Number, Shaped, Sizes, extended, 
 from hansa.core.op import Memory, Payload, Shape
 from hansa.core.quantities import Fraction
 from hansa.core.registry import register
+from hansa.local.context import Batch, Context
 from hansa.local.delegating import Delegating
 from hansa.local.gradient import Gradient
-from hansa.local.solver import Batch, Carry, Context
+from hansa.local.solver import Carry
 from hansa.local.step_rule import StepRule
 from hansa.plumbing.errors import PartyError
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from hansa.core.entries import Shaped, extended
 from hansa.core.op import Memory, Payload
 from hansa.core.registry import register
+from hansa.local.context import Context
 from hansa.local.sgd import SGD
-from hansa.local.solver import Carry, Context
+from hansa.local.solver import Carry
 from hansa.numerics.params import Params, ParamSpec
 from hansa.plumbing.errors import ConfigError
 from hansa.replies import buffer_checks

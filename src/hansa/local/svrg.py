@@ -12,7 +12,8 @@ from hansa.core.entries import Shaped, extended
 from hansa.core.op import Memory, Payload
 from hansa.core.quantities import BatchSize, PositiveFactor, Steps
 from hansa.core.registry import register
-from hansa.local.solver import Batch, Carry, Context, LocalSolver
+from hansa.local.context import Batch, Context
+from hansa.local.solver import Carry, LocalSolver
 from hansa.numerics.params import ParamSpec
 from hansa.plumbing.errors import ConfigError
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hansa.local.solver import Batch
+from hansa.local.context import Batch
 from hansa.local.step_rule import StepRule
 from hansa.numerics import rng
 from hansa.numerics.norms import row_norms

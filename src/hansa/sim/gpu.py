@@ -30,7 +30,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.local.context import Batch, Context
+from hansa.local.solver import LocalSolver
 from hansa.sim.compiling import compiled
 from hansa.sim.engine import Block
 from hansa.sim.rewrite import Rewritten

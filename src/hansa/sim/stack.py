@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hansa.core.op import Payload, Replies
-from hansa.local.solver import Batch, Carry, Context, LocalSolver, step_noise
+from hansa.local.context import Batch, Context, step_noise
+from hansa.local.solver import Carry, LocalSolver
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.numerics import rng
 from hansa.sim.chain import Chain

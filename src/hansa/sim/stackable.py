@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hansa.core.task import Holdings
-from hansa.local.solver import Batch, Context
+from hansa.local.context import Batch, Context
 from hansa.numerics import rng
 from hansa.numerics.objective import Objective
 from hansa.plumbing.errors import HansaError

@@ -20,7 +20,8 @@ from hansa.core.plain_data import from_config, to_config
 from hansa.core.shapes import fits
 from hansa.core.task import Holdings, Task
 from hansa.holdings.stored_rows import whole
-from hansa.local.solver import Batch, Context, LocalSolver
+from hansa.local.context import Batch, Context
+from hansa.local.solver import LocalSolver
 from hansa.numerics import rng
 from hansa.numerics.objective import Objective
 from hansa.plumbing import codec

@@ -16,7 +16,7 @@ from torch import Tensor
 from hansa.core.op import Memory, Party, Shape, like
 from hansa.holdings.stored_rows import whole
 from hansa.local import SGD, Adam
-from hansa.local.solver import Batch, Context
+from hansa.local.context import Batch, Context
 from hansa.models.model import Model
 from hansa.numerics import rng
 from hansa.numerics.objective import Objective, count_numbers, one_tensor
