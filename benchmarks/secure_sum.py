@@ -199,8 +199,8 @@ def flower(given: argparse.Namespace) -> list[dict[str, Any]]:
 def expansion(parties: int, values: int, bits: int, neighbours: int | None) -> float:
     """The bytes that a party sends over those of its numbers in the clear: 2^10 parties, 2^20 values of 16 bits are
     the setting for which Bonawitz et al. (2017) give 1.73."""
-    from hansa.secure.masking_ops import CHECK, CHECKS, SEALED
-    from hansa.secure.masking_terms import Terms
+    from hansa.secure.masking_ops import CHECKS, SEALED
+    from hansa.secure.masking_terms import CHECK, Terms
     from hansa.secure.shamir import SHARE
 
     channel = Masking(bits=bits, neighbours=neighbours, active=False)

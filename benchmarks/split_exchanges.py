@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from hansa import Split
 from hansa.core.plain_data import to_config
 from hansa.experiment.config import parse
 from hansa.models.dense import Logistic
 from hansa.net.aggregator.federation import init
 from hansa.net.local import all_run, free_port, processes
 from hansa.net.operator import Operator
-from hansa.vertical.split import Split
 
 NAMES = ("bank", "shop", "clinic")
 PEOPLE, COLUMNS = 1024, 8

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 import hansa
+from hansa import Split
 from hansa.core.plain_data import from_config
 from hansa.models.dense import TwoNN
 from hansa.numerics import rng
 from hansa.sim import runtime
-from hansa.vertical.split import Split
 
 KNOWN = 0.2  # of the people, whose columns the attacker knows
 SEED = 0

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import hansa
+from hansa import Split
 from hansa.core.op import Memory
 from hansa.core.plain_data import to_config
 from hansa.experiment.config import Experiment, parse
@@ -26,7 +27,6 @@ from hansa.net.party.store import strip_checksum
 from hansa.plumbing import codec
 from hansa.testing import same_bits
 from hansa.vertical.modules import PREFIX
-from hansa.vertical.split import Split
 
 PARTIES, HOLDER, PEOPLE = ("bank", "shop", "clinic"), 1, 60
 PATIENCE = 600.0

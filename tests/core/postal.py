@@ -10,9 +10,7 @@ import torch
 from torch import nn
 
 import hansa
-from hansa import State
-from hansa.core.algorithm import Algorithm
-from hansa.core.federation import Federation
+from hansa import Algorithm, Federation, State
 from hansa.numerics.params import Params
 
 

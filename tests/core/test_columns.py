@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import hansa
-from hansa import State, Task
-from hansa.core.algorithm import Algorithm, Problem
+from hansa import Algorithm, Federation, State, Task, register
+from hansa.core.algorithm import Problem
 from hansa.core.columns import ColumnLayout, held_out, ids_of
-from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
-from hansa.core.registry import register
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
+from hansa.core.shapes import UpTo
 from hansa.data import Preparation, held
 from hansa.experiment.config import parse
 from hansa.numerics.objective import Objective

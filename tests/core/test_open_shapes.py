@@ -11,11 +11,12 @@ import torch
 import hansa
 from hansa.core.ask import Ask, Gathered
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.core.round_record import Record
 from hansa.core.route_op import PeerOp
+from hansa.core.shapes import UpTo
 from hansa.core.wrapper import Wrapper
 from hansa.local import SGD, LocalSolver
 from hansa.net.party.workload import Workload

@@ -11,13 +11,14 @@ import torch
 from postal import acted
 
 import hansa
+from hansa import Federation
 from hansa.core.ask import Routed
-from hansa.core.federation import Federation
 from hansa.core.mixing import Mixing, MixingRows, mixing_shares
-from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
+from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
+from hansa.core.shapes import UpTo
 from hansa.plumbing.errors import AlgorithmError, PartyError
 
 

@@ -11,11 +11,12 @@ import torch
 from postal import acted
 
 import hansa
-from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
+from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.post import AHEAD
 from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
+from hansa.core.shapes import UpTo
 from hansa.plumbing.errors import AlgorithmError, PartyError
 from hansa.sim.devices import Devices
 from hansa.sim.distributions import Constant

@@ -16,11 +16,9 @@ import torch
 from league import PARTIES, PATIENCE, League, samples
 
 import hansa
-from hansa import State
-from hansa.core.algorithm import Algorithm, Problem
-from hansa.core.federation import Federation
+from hansa import Algorithm, Federation, State, register
+from hansa.core.algorithm import Problem
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.registry import register
 from hansa.data.describe import Description, agreed_columns
 from hansa.experiment.column_tasks import hold_out_people
 from hansa.holdings.gateway import TableRows

@@ -11,14 +11,14 @@ from league import PARTIES, League
 from test_split_jobs import HOLDER, PEOPLE, ROUNDS, join, rows, simulated, tree
 
 import hansa
+from hansa import VerticalLinear
 from hansa.core.op import Memory
 from hansa.net.people_scores import predict_people
 from hansa.plumbing import codec
 from hansa.testing import same_bits
-from hansa.vertical.linear import VerticalLinear
 
 pytest.importorskip("rbcl")
-from hansa.vertical.fedv import FedV
+from hansa import FedV
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
 OPEN = "matches = 100\nscores = true"

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from hansa import State
 from hansa.core.algorithm import Algorithm, Parts, Problem
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.other_model import OtherModel
 from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
+from hansa.core.shapes import UpTo
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import LocalSolver
 from hansa.local.sgd import SGD

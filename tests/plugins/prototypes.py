@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hansa import Algorithm, Federation, State, register
 from hansa.core.algorithm import Problem
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Predictor
 from hansa.core.quantities import AnyCount
+from hansa.core.shapes import UpTo
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params
 

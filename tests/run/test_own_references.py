@@ -28,7 +28,7 @@ from torch import nn
 
 import hansa
 from hansa import register
-from hansa.core.quantities import Value
+from hansa.core.quantities import ColumnValue
 from hansa.data import Data
 from hansa.data.dataset import Dataset
 from hansa.data.partition import Partition, Iid
@@ -51,7 +51,7 @@ class Alg(hansa.FedAvg):
 @dataclass(frozen=True)
 class Local(SGD):
     """SGD under another name."""
-    twist: Value = 1.0
+    twist: ColumnValue = 1.0
 
     def __post_init__(self):
         if self.twist < 0:

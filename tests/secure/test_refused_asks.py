@@ -21,7 +21,7 @@ from hansa.secure import ckks, payloads
 from hansa.secure.ckks import CIPHERTEXT, CkksOpen
 from hansa.secure.paillier_sum import PaillierOpen
 from hansa.secure.radix import Radix
-from hansa.secure.threshold_sum import MAX_SHARES
+from hansa.secure.threshold import MAX_SHARES
 
 needs_tenseal = pytest.mark.skipif(importlib.util.find_spec("tenseal") is None, reason="no tenseal")
 

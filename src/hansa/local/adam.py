@@ -13,7 +13,7 @@ from hansa.core.op import Memory, Payload
 from hansa.core.quantities import BatchSize, Epochs, Factor, Rate, Remembered, SmallTerm, Steps
 from hansa.core.registry import register
 from hansa.local.context import Context
-from hansa.local.solver import Carry, Context, LocalSolver
+from hansa.local.solver import Carry, LocalSolver
 from hansa.schedule import ConstantRate, RateSchedule
 
 

@@ -14,7 +14,7 @@ from hansa.core.quantities import ExtraEpochs
 from hansa.core.registry import register
 from hansa.local.context import Batch, Context
 from hansa.local.personal import Personal, in_head
-from hansa.local.solver import Batch, Carry, Context, LocalSolver
+from hansa.local.solver import Carry, LocalSolver
 
 AT = "alternating/at"  # the number of steps that the party has taken in this round
 

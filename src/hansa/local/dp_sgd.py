@@ -19,7 +19,7 @@ from hansa.core.registry import register
 from hansa.kernel.grid import Grid
 from hansa.local.clipping import prepare
 from hansa.local.context import Batch, Context
-from hansa.local.solver import Batch, Carry, Context, LocalSolver, Sampler, descend
+from hansa.local.solver import Carry, LocalSolver, Sampler, descend
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import ParamSpec

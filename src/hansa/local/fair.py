@@ -15,7 +15,7 @@ from hansa.core.registry import register
 from hansa.local.context import Context
 from hansa.local.gradient import Gradient
 from hansa.local.sgd import SGD
-from hansa.local.solver import Carry, Context
+from hansa.local.solver import Carry
 
 FLOOR = 1e-10  # added to a loss before it is raised to a power
 TINY = 1e-20  # added to a learning rate, so that a rate of 0 gives no division by zero

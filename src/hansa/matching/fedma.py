@@ -15,10 +15,10 @@ from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import WHOLE, WORK_ENTRY, Several, Shaped, stated
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
+from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.quantities import Count, Layers
 from hansa.core.registry import register
-from hansa.core.shapes import largest_shape
+from hansa.core.shapes import UpTo, largest_shape
 from hansa.local import SGD
 from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import match

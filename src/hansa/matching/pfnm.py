@@ -13,8 +13,9 @@ from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import WORK_ENTRY, Several, stated
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
+from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.registry import register
+from hansa.core.shapes import UpTo
 from hansa.local import SGD
 from hansa.local.solver import LocalSolver
 from hansa.matching.beta_bernoulli import Process, match

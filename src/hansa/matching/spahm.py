@@ -17,10 +17,11 @@ from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Number, Shaped, Sizes, check_size, stated
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.predictor import Predictor
 from hansa.core.quantities import AnyCount, Components, Positive, SomeSize
 from hansa.core.registry import register
+from hansa.core.shapes import UpTo
 from hansa.matching.beta_bernoulli import LEAST, Process, match
 from hansa.matching.matched import LARGEST, WHOLE
 from hansa.numerics.objective import Objective

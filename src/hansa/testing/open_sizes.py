@@ -14,9 +14,10 @@ import torch
 
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, Ticket
-from hansa.core.op import Op, Payload, Replies, Reply, Shape, UpTo
+from hansa.core.op import Op, Payload, Replies, Reply, Shape
 from hansa.core.route_op import RouteOp
 from hansa.core.runtime import complete
+from hansa.core.shapes import UpTo
 from hansa.numerics.objective import Objective
 from hansa.plumbing.determinism import deterministic, threads
 from hansa.replies.replies import Outcomes

@@ -38,7 +38,6 @@ from hansa.vertical.linear_model import (
     W,
     batch_count,
     batch_places,
-    common_rows,
     features_of,
     score_steps,
     steps_of,
@@ -46,7 +45,7 @@ from hansa.vertical.linear_model import (
 )
 from hansa.vertical.psi_group import POINT
 from hansa.vertical.psi_ops import ROWS, secret_order
-from hansa.vertical.split_ops import whole_numbers
+from hansa.vertical.split_ops import common_rows, whole_numbers
 
 SCORE_BITS, WEIGHT_BITS, FEATURE_BITS = 12, 10, 8  # scores are multiples of 2^-12, residuals of 2^-10, features of 2^-8
 ROOT, ORDER = "fedv/root", "fedv/order"  # in a party's memory: its secret, and the secret of the order of rows

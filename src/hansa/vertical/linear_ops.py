@@ -48,7 +48,6 @@ from hansa.vertical.linear_model import (
     batch_count,
     batch_places,
     batch_rows,
-    common_rows,
     features_of,
     own_weights,
     regularised,
@@ -57,7 +56,7 @@ from hansa.vertical.linear_model import (
     targets_of,
 )
 from hansa.vertical.psi_ops import ROWS
-from hansa.vertical.split_ops import only_tensor
+from hansa.vertical.split_ops import common_rows, only_tensor
 
 log = logging.getLogger("hansa")
 SCORE_BITS, FEATURE_BITS = 24, 16  # scores and targets are multiples of 2^-24, features of 2^-16

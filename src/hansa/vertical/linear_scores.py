@@ -25,19 +25,10 @@ from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.plumbing.errors import PartyError
 from hansa.secure.ring import add_mask
-from hansa.vertical.linear_model import (
-    LINEAR_ROLES,
-    PLACES,
-    WEIGHTS,
-    LinearRoles,
-    clamped,
-    common_rows,
-    features_of,
-    own_weights,
-)
+from hansa.vertical.linear_model import LINEAR_ROLES, PLACES, WEIGHTS, LinearRoles, clamped, features_of, own_weights
 from hansa.vertical.modules import batch_sizes
 from hansa.vertical.psi_ops import TEST_ROWS
-from hansa.vertical.split_ops import only_tensor
+from hansa.vertical.split_ops import common_rows, only_tensor
 from hansa.vertical.split_scores import HELD, PEOPLE, SCORED, SCORES, UNKNOWN, asked_rows
 
 SCORE_BITS = 32  # scores are added as multiples of 2^-32

@@ -19,10 +19,11 @@ from hansa.classical.trees.histograms import POINTS, TreeOp, targets
 from hansa.classical.trees.splits import SplitRule
 from hansa.classical.trees.table import NAMES, TREES, TreeArrays, TreeTable
 from hansa.core.entries import Sizes, check_size, stated
-from hansa.core.op import Memory, Party, Payload, Reply, Shape, UpTo
+from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.quantities import AnyCount, Bits, Bound, Centre, Depth, Seed, Size, Some
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
+from hansa.core.shapes import UpTo
 from hansa.numerics import rng
 from hansa.plumbing.errors import PartyError
 

@@ -23,9 +23,10 @@ import torch
 from hansa.classical.trees.bins import rows_of
 from hansa.core.entries import Number, Sizes, check_columns, stated
 from hansa.core.federation import Federation
-from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, UpTo
+from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.quantities import Size
 from hansa.core.registry import register
+from hansa.core.shapes import UpTo
 from hansa.plumbing.errors import DataError, PartyError
 
 Array = np.ndarray[Any, Any]
