@@ -341,13 +341,13 @@ def test_a_party_with_one_class_or_without_samples_changes_nothing() -> None:
 
 
 def test_settings_that_cannot_be_are_refused_in_one_sentence() -> None:
-    with pytest.raises(hansa.ConfigError, match="ridge must be a number from 0, got -1"):
+    with pytest.raises(hansa.ConfigError, match="ridge must be at least 0, got -1"):
         LeastSquares(ridge=-1)
-    with pytest.raises(hansa.ConfigError, match="ridge must be above 0"):
+    with pytest.raises(hansa.ConfigError, match="ridge must be above 0, got 0; it sets the width of the margin"):
         LinearSVM(ridge=0)
     with pytest.raises(hansa.ConfigError, match="loss must be 'squared-hinge' or 'hinge', got 'log'"):
         LinearSVM(loss="log")
-    with pytest.raises(hansa.ConfigError, match="features must be from 1 to"):
+    with pytest.raises(hansa.ConfigError, match="features must be at least 1 and at most 8192"):
         KernelSVM(features=10**6)
     with pytest.raises(hansa.ConfigError, match="logistic-regression is a classifier"):
         fit(LogisticNewton(), [table(classes=None)], None)

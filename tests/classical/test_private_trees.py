@@ -100,7 +100,7 @@ def test_every_level_is_one_release_and_a_spent_budget_ends_the_training() -> No
         ({"cuts": "public", "span": (1.0, 0.0)}, "a lowest and a highest value"),
         ({"epsilon": 1.0}, "epsilon = 1.0 has no effect while sigma is 0.0"),
         ({"cuts": "public", "span": (0.0, 1.0), "sigma": 1.0, "held_out": 0.1}, "must be left out"),
-        ({"cuts": "public", "span": (0.0, 1.0), "sigma": 0.001}, "sigma must be 0 or lie in 0.3"),
+        ({"cuts": "public", "span": (0.0, 1.0), "sigma": 0.001}, "sigma must be 0 or at least 0.3"),
     ],
 )
 def test_settings_that_noise_does_not_cover_are_refused(fields: dict[str, Any], why: str) -> None:

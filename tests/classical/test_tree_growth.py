@@ -330,12 +330,14 @@ def test_rows_and_columns_are_drawn_by_key() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"bins": 65_535}, "bins must lie in 2..65534"),
-        ({"max_depth": 0}, "max_depth must lie in 1..64"),
+        ({"bins": 65_535}, "bins must be at least 2 and at most 65534"),
+        ({"max_depth": 0}, "max_depth must be at least 1 and at most 64"),
         ({"cuts": "random"}, "cuts must be one of"),
-        ({"categorical": (2, 1)}, "categorical lists columns from 0, ascending"),
+        ({"categorical": (2, 1)}, "categorical lists columns in rising order"),
         ({"patience": 3}, "patience = 3 has no effect while held_out is 0.0"),
-        ({"rows": 0.0}, "rows is a share"),
+        ({"categorical": (-1,)}, r"categorical\[0\] must be at least 0"),
+        ({"rows": 0.0}, "rows must be above 0 and at most 1"),
+        ({"sigma": 1e4}, "sigma must be at least 0 and at most 1000"),
         ({"growth": "up"}, "'levels' or 'leaves'"),
     ],
 )
@@ -385,7 +387,8 @@ def test_a_party_refuses_asks_that_are_malformed_or_too_large() -> None:
     assert "base must be a tensor of finite real numbers" in str(refused(base=torch.tensor([np.nan])))
     assert "'base' must be 1 finite" in str(refused(base=torch.zeros(2)))
     assert "should have 1 earlier trees" in str(refused(before=TreeArrays.none(1).payload()))
-    assert "1 to 40 bits" in str(refused(replace(op, bits=60)))
+    with pytest.raises(hansa.ConfigError, match="bits must be at least 1 and at most 40, got 60"):
+        replace(op, bits=60)
     assert "losses:" in str(refused(replace(op, loss="exponential")))
     del payload["before"]
     with pytest.raises(PartyError, match="it has the outputs of 0 trees"):

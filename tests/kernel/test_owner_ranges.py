@@ -130,7 +130,7 @@ def test_the_defaults_admit_the_defaults_of_all_solvers() -> None:
     ({"grid": (0.2, 0.8)}, build("local", "mapper", grid=(0.1, 0.5)), "and the job has 0.1"),
     ({}, SGD(lr=1e7), "requires a lr of 0 to 1e"),
     ({"lr": (0, 1e9)}, SGD(lr=1e7), None),
-    ({}, build("op", "grow-forest", max_depth=65), "requires a max_depth of 0 to 64"),
+    ({}, build("op", "convex-sums", gamma=1e10), "requires a gamma of 0 to 1e+09"),
 ])  # fmt: skip
 def test_numbers_out_of_range_are_refused_wherever_they_are(own: Any, op: Op, why: str | None) -> None:
     refused = Ranges(own).refuses(op, 100, {})

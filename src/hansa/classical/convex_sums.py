@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.entries import Flag, Number, Shaped, Sizes, stated
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
-from hansa.core.quantities import Seed, Some, Wide
+from hansa.core.quantities import Gamma, Seed
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.numerics import rng
@@ -83,8 +85,8 @@ class ConvexSums(Op):
 
     loss: str = "squared"
     intercept: bool = True
-    fourier: Some = 0
-    gamma: Wide = 1.0
+    fourier: Annotated[int, Meta(ge=0, le=MOST_FEATURES), Owner(0, 100_000)] = 0
+    gamma: Gamma = 1.0
     key: Seed = 0
     entries = stated(w=Shaped(shape=("rows", "columns")), centre=Shaped(shape=("columns",), optional=True))
 
@@ -100,11 +102,8 @@ class ConvexSums(Op):
         return Features(self.intercept, self.fourier, self.gamma, self.key)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        if self.loss not in LOSSES or not 0 <= self.fourier <= MOST_FEATURES or not self.gamma > 0:
-            raise PartyError(
-                f"convex-sums asks for the loss {self.loss!r} with {self.fourier} random features and gamma "
-                f"{self.gamma}; losses: {', '.join(LOSSES)}; at most {MOST_FEATURES} features, gamma above 0"
-            )
+        if self.loss not in LOSSES:
+            raise PartyError(f"convex-sums asks for the loss {self.loss!r}; losses: {', '.join(LOSSES)}")
         x, y = party.samples("statistics")
         w = sent(payload, "w", (None, self.features.width(math.prod(x.shape[1:])))).double().to(x.device)
         if not y.is_floating_point() and int(y.max()) >= max(2, len(w)):

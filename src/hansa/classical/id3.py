@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.classical.counts import TREE, SplitCounts, check_tree, codes, route
@@ -17,6 +18,7 @@ from hansa.core.entries import WHOLE, Number, Shaped, Sizes, optional, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Payload
 from hansa.core.predictor import Predictor
+from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params
@@ -37,20 +39,14 @@ class ID3(Algorithm):
     value never seen in training, get the label of the node above. The whole tree grows in one round.
     """
 
-    max_depth: int = 3
-    bins: int = 8
+    max_depth: AnyCount = 3
+    bins: Annotated[int, Meta(ge=2)] = 8
     trains: ClassVar[bool] = False
     takes_missing: ClassVar[bool] = True
 
     @property
     def ops(self) -> DeclaredOps:
         return (OpenOp("value-profile"), OpenOp("rank-counts"), OpenOp("split-counts"))
-
-    def __post_init__(self) -> None:
-        if self.max_depth < 0:
-            raise ConfigError(f"max_depth must not be negative, got {self.max_depth}")
-        if self.bins < 2:
-            raise ConfigError(f"bins must be at least 2, got {self.bins}")
 
     @property
     def verbs(self) -> frozenset[str]:

@@ -6,9 +6,10 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.classical import inference, newton
@@ -18,8 +19,10 @@ from hansa.core.ask import Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import FreeForm, Nested, Number, Shaped, Sizes, Text, stated
 from hansa.core.federation import Federation
+from hansa.core.fields import Advice
 from hansa.core.op import Payload
 from hansa.core.predictor import Predictor
+from hansa.core.quantities import Factor, PositiveFactor
 from hansa.core.registry import register
 from hansa.numerics import rng
 from hansa.numerics.objective import Objective
@@ -59,8 +62,8 @@ class LinearModel(Algorithm):
     the objective is the sum of the weighted losses, divided by the number of samples, plus the same penalties.
     """
 
-    ridge: float = 0.0
-    l1: float = 0.0
+    ridge: Factor = 0.0
+    l1: Factor = 0.0
     intercept: bool = True
     trains: ClassVar[bool] = False
     participation: ClassVar[Literal["cohort", "all", "own"]] = "all"
@@ -70,11 +73,6 @@ class LinearModel(Algorithm):
     @property
     def ops(self) -> DeclaredOps:
         return (OpenOp.of("convex-sums", self, "intercept"),)
-
-    def __post_init__(self) -> None:
-        for name in ("ridge", "l1"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{self.name}: {name} must be a number from 0, got {getattr(self, name)}")
 
     @property
     def verbs(self) -> frozenset[str]:
@@ -266,16 +264,13 @@ class LogisticNewton(LinearModel):
 class VectorMachine(LinearModel):
     """Base of support vector machines: one against the rest, all weights penalised, as in LIBLINEAR."""
 
-    ridge: float = 0.01
+    ridge: Annotated[PositiveFactor, Advice("it sets the width of the margin")] = 0.01
     loss: str = "squared-hinge"
     penalised: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.loss not in ("squared-hinge", "hinge"):
             raise ConfigError(f"{self.name}: loss must be 'squared-hinge' or 'hinge', got {self.loss!r}")
-        if not self.ridge:
-            raise ConfigError(f"{self.name}: ridge must be above 0; it sets the width of the margin")
         if self.l1 and self.loss == "hinge":
             raise ConfigError(f"{self.name}: l1 needs the loss 'squared-hinge'; the hinge loss is learned without it")
 
@@ -315,15 +310,8 @@ class KernelSVM(VectorMachine):
     1 / number of columns. Scale the columns first.
     """
 
-    features: int = 256
-    gamma: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.features <= MOST_FEATURES:
-            raise ConfigError(f"{self.name}: features must be from 1 to {MOST_FEATURES}, got {self.features}")
-        if not 0 <= self.gamma < math.inf:
-            raise ConfigError(f"{self.name}: gamma must be above 0, or 0 for 1 / columns, got {self.gamma}")
+    features: Annotated[int, Meta(ge=1, le=MOST_FEATURES)] = 256
+    gamma: Factor = 0.0
 
     def op(self, slots: Mapping[str, Any]) -> ConvexSums:
         gamma = self.gamma or 1 / max(1, slots["columns"])

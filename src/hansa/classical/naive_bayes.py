@@ -15,6 +15,7 @@ from hansa.core.entries import Number, Shaped, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape, sent
 from hansa.core.predictor import Predictor
+from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.numerics.objective import Objective
@@ -61,16 +62,12 @@ class GaussianNB(Algorithm):
     variance over all data is added once, at the server.
     """
 
-    var_smoothing: float = 1e-9
+    var_smoothing: Factor = 1e-9
     trains: ClassVar[bool] = False
 
     @property
     def ops(self) -> DeclaredOps:
         return (OpenOp("class-moments"),)
-
-    def __post_init__(self) -> None:
-        if self.var_smoothing < 0:
-            raise ConfigError(f"var_smoothing must not be negative, got {self.var_smoothing}")
 
     @property
     def verbs(self) -> frozenset[str]:

@@ -6,10 +6,11 @@ import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.entries import FLAGS, FLOAT64, WHOLE, Nested, Shaped
@@ -20,6 +21,7 @@ Array = np.ndarray[Any, Any]
 BINS = Nested(entries={"points": Shaped(types=FLOAT64, shape=(None,)), "starts": Shaped(types=WHOLE, shape=(None,)),
                       "categorical": Shaped(types=FLAGS, shape=(None,))})  # fmt: skip
 MOST_BINS = 65_535  # of a feature: bin numbers are stored in 16 bits, and one stands for missing values
+BinCount = Annotated[int, Meta(ge=2, le=MOST_BINS - 1, description="the most bins of a feature")]
 
 
 @dataclass(frozen=True, eq=False)

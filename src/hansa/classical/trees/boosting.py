@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.classical.trees import gradients
@@ -27,6 +28,7 @@ from hansa.core.budget import Budget
 from hansa.core.class_counts import ClassCounts
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
+from hansa.core.quantities import BelowOne, Count, Delta, Epsilon, Factor, Rate, Share
 from hansa.core.registry import register
 from hansa.numerics import rng
 from hansa.numerics.params import Params
@@ -51,19 +53,19 @@ class Boosting(TreeEnsemble):
     (`PrivateHistograms`). For the other fields see `TreeEnsemble`.
     """
 
-    lr: float = 0.3
-    l2: float = 1.0
-    gamma: float = 0.0
-    min_weight: float = 0.0
+    lr: Rate = 0.3
+    l2: Factor = 1.0
+    gamma: Factor = 0.0
+    min_weight: Factor = 0.0
     growth: str = "levels"
-    leaves: int = 31
-    rows: float = 1.0
-    columns: float = 1.0
-    held_out: float = 0.0
-    patience: int | None = None
-    sigma: float = 0.0
-    epsilon: float | None = None
-    delta: float = 1e-5
+    leaves: Annotated[int, Meta(ge=2, le=2**14)] = 31
+    rows: Share = 1.0
+    columns: Share = 1.0
+    held_out: BelowOne = 0.0
+    patience: Count | None = None
+    sigma: Annotated[float, Meta(ge=0, le=SIGMAS[1])] = 0.0
+    epsilon: Epsilon | None = None
+    delta: Delta = 1e-5
     applies: ClassVar[Applies] = {
         **TreeEnsemble.applies,
         "leaves": If("growth", "leaves"),
@@ -82,31 +84,11 @@ class Boosting(TreeEnsemble):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.lr < math.inf:
-            raise ConfigError(f"boosting: lr must be positive, got {self.lr}")
-        for name in ("l2", "gamma", "min_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"boosting: {name} must be a number from 0, got {getattr(self, name)}")
-        for name in ("rows", "columns"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"boosting: {name} is a share above 0 and at most 1, got {getattr(self, name)}")
         if self.growth not in ("levels", "leaves"):
             raise ConfigError(f"boosting: growth must be 'levels' or 'leaves', got {self.growth!r}")
-        if not 2 <= self.leaves <= 2**14:
-            raise ConfigError(f"boosting: leaves must lie in 2..16384, got {self.leaves}")
-        if not 0 <= self.held_out < 1:
-            raise ConfigError(f"boosting: held_out is a share from 0 to below 1, got {self.held_out}")
-        if self.patience is not None and self.patience < 1:
-            raise ConfigError(f"boosting: patience is a number of rounds from 1, got {self.patience}")
-        self._check_privacy()
-
-    def _check_privacy(self) -> None:
-        Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
-        if not self.sigma:
-            return
-        if not SIGMAS[0] <= self.sigma <= SIGMAS[1]:
-            raise ConfigError(f"boosting: sigma must be 0 or lie in {SIGMAS[0]:g} to {SIGMAS[1]:g}, got {self.sigma}")
-        if self.cuts != "public" or self.held_out or self.rows < 1 or self.min_rows > 1:
+        if 0 < self.sigma < SIGMAS[0]:
+            raise ConfigError(f"boosting: sigma must be 0 or at least {SIGMAS[0]:g}, got {self.sigma}")
+        if self.sigma and (self.cuts != "public" or self.held_out or self.rows < 1 or self.min_rows > 1):
             raise ConfigError(
                 "boosting: with sigma, cuts must be 'public' (with a span), and held_out, rows and min_rows must be "
                 "left out: noise covers the sums of nodes alone"

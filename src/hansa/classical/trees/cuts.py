@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.classical.domains import GRID, PIECES, REFINEMENTS, ValueProfile, values_at
@@ -17,7 +18,7 @@ from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
 from hansa.core.entries import Shaped, Sizes, check_columns, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import Size
+from hansa.core.quantities import SIZED, Size
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.plumbing.errors import DataError, PartyError
@@ -29,14 +30,14 @@ class CategoryCounts(Op):
     """The number of samples with each whole number below `categories` in some features, and with other values."""
 
     features: tuple[Size, ...] = ()
-    categories: Size = 256
+    categories: Annotated[int, Meta(ge=1, le=MOST_BINS), SIZED] = 256
     per_sample: ClassVar[Bounds] = {"counts": PerSample(over=(-1,))}
     entries = stated()
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         check_columns(self.name, self.features, sizes)
-        if not 1 <= self.categories <= MOST_BINS or sorted(set(self.features)) != list(self.features):
-            raise PartyError(f"category-counts: the features must ascend, and {MOST_BINS} categories are the most")
+        if sorted(set(self.features)) != list(self.features):
+            raise PartyError("category-counts: the features must ascend")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         rows = rows_of(party.samples("statistics")[0])

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.classical.trees import cuts as cut_points
-from hansa.classical.trees.bins import BINS, MOST_BINS, Bins, rows_of
+from hansa.classical.trees.bins import BINS, BinCount, Bins, rows_of
 from hansa.classical.trees.growth import Slots
 from hansa.classical.trees.histograms import TreeOp
-from hansa.classical.trees.table import MOST_DEPTH, TREES, TreeArrays
+from hansa.classical.trees.table import TREES, Levels, TreeArrays
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.applies import Applies, If
 from hansa.core.ask import Reduced
@@ -24,6 +25,7 @@ from hansa.core.entries import Number, Shaped, Sizes, Text, optional, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Payload
 from hansa.core.predictor import Predictor
+from hansa.core.quantities import AnyCount, Count
 from hansa.core.registry import register
 from hansa.numerics.objective import Objective
 from hansa.plumbing.errors import ConfigError, PartyError, RoundAborted
@@ -47,13 +49,13 @@ class TreeEnsemble(Algorithm):
     sibling.
     """
 
-    max_depth: int = 6
-    bins: int = 256
-    min_samples: int = 1
-    min_rows: int = 1
-    categorical: tuple[int, ...] = ()
+    max_depth: Levels = 6
+    bins: BinCount = 256
+    min_samples: Count = 1
+    min_rows: Count = 1
+    categorical: tuple[AnyCount, ...] = ()
     cuts: str = "quantiles"
-    error: float = 0.001
+    error: Annotated[float, Meta(ge=1e-4, le=0.5, description="a share of the samples")] = 0.001
     span: tuple[float, ...] = ()
     trains: ClassVar[bool] = False
     takes_missing: ClassVar[bool] = True
@@ -66,24 +68,16 @@ class TreeEnsemble(Algorithm):
         return tuple(map(OpenOp, names))
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_depth <= MOST_DEPTH:
-            raise ConfigError(f"{self.name}: max_depth must lie in 1..{MOST_DEPTH}, got {self.max_depth}")
-        if not 2 <= self.bins <= MOST_BINS - 1:
-            raise ConfigError(f"{self.name}: bins must lie in 2..{MOST_BINS - 1}, got {self.bins}")
-        if self.min_samples < 1 or self.min_rows < 1:
-            raise ConfigError(f"{self.name}: min_samples and min_rows must be at least 1")
         if self.cuts not in BY_SUMS + BY_PARTY:
             raise ConfigError(f"{self.name}: cuts must be one of {', '.join(BY_SUMS + BY_PARTY)}, got {self.cuts!r}")
-        spans = len(self.span) == 2 and -math.inf < self.span[0] < self.span[1] < math.inf
+        spans = len(self.span) == 2 and self.span[0] < self.span[1]
         if (self.cuts == "public") != bool(self.span) or (self.span and not spans):
             raise ConfigError(
                 f"{self.name}: cuts = 'public' and span belong together; span is a lowest and a highest value, such as "
                 f"[-4.0, 4.0], got {list(self.span)}"
             )
-        if not 1e-4 <= self.error <= 0.5:
-            raise ConfigError(f"{self.name}: error is a share of the samples from 0.0001 to 0.5, got {self.error}")
-        if list(self.categorical) != sorted(set(self.categorical)) or any(f < 0 for f in self.categorical):
-            raise ConfigError(f"{self.name}: categorical lists columns from 0, ascending, got {list(self.categorical)}")
+        if list(self.categorical) != sorted(set(self.categorical)):
+            raise ConfigError(f"{self.name}: categorical lists columns in rising order, got {list(self.categorical)}")
 
     @property
     def verbs(self) -> frozenset[str]:

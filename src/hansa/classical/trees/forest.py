@@ -10,24 +10,25 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from hansa.classical.trees.bins import Bins
+from hansa.classical.trees.bins import BinCount, Bins
 from hansa.classical.trees.ensemble import SumsAsker, TreeEnsemble
 from hansa.classical.trees.forest_ops import (
-    MOST_TREES,
     ForestHistograms,
     ForestSums,
     GrowForest,
     OutOfBag,
+    Trees,
     drawn_columns,
     mean_value,
 )
 from hansa.classical.trees.gradients import HELD_BITS, unit_bits
 from hansa.classical.trees.growth import Growth
-from hansa.classical.trees.table import TreeArrays, TreeTable
+from hansa.classical.trees.table import Levels, TreeArrays, TreeTable
 from hansa.classical.trees.targets import mean_and_bound
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
+from hansa.core.quantities import Share
 from hansa.core.registry import register
 from hansa.numerics import rng
 from hansa.numerics.params import Params
@@ -51,11 +52,11 @@ class RandomForest(TreeEnsemble):
     classes or the mean squared error, of samples at the trees that did not draw them.
     """
 
-    max_depth: int = 10
-    bins: int = 64
-    trees: int = 100
-    per_round: int = 10
-    columns: float | None = None
+    max_depth: Levels = 10
+    bins: BinCount = 64
+    trees: Trees = 100
+    per_round: Trees = 10
+    columns: Share | None = None
     bootstrap: bool = True
     growth: str = "shared"
 
@@ -67,10 +68,6 @@ class RandomForest(TreeEnsemble):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.trees <= MOST_TREES or not 1 <= self.per_round <= MOST_TREES:
-            raise ConfigError(f"random-forest: trees and per_round must lie in 1..{MOST_TREES}")
-        if self.columns is not None and not 0 < self.columns <= 1:
-            raise ConfigError(f"random-forest: columns is a share above 0 and at most 1, got {self.columns}")
         if self.growth not in ("shared", "local"):
             raise ConfigError(f"random-forest: growth must be 'shared' or 'local', got {self.growth!r}")
         if self.growth == "local" and self.cuts == "pax":

@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.classical.trees.bins import BINS, Bins
 from hansa.classical.trees.coded import coded
 from hansa.classical.trees.gradients import HELD_BITS, rounded
 from hansa.classical.trees.growth import Growth, Slots
-from hansa.classical.trees.histograms import POINTS, TreeOp, targets
+from hansa.classical.trees.histograms import POINTS, Reach, TreeOp, UnitBits, targets
 from hansa.classical.trees.splits import SplitRule
-from hansa.classical.trees.table import NAMES, TREES, TreeArrays, TreeTable
+from hansa.classical.trees.table import NAMES, TREES, Levels, TreeArrays, TreeTable
 from hansa.core.entries import Sizes, check_size, stated
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
-from hansa.core.quantities import AnyCount, Bits, Bound, Centre, Depth, Seed, Size, Some
+from hansa.core.quantities import SEEDS, SIZED, AnyCount, Centre, Seed
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.core.shapes import UpTo
@@ -29,6 +31,7 @@ from hansa.plumbing.errors import PartyError
 
 Array = np.ndarray[Any, Any]
 MOST_TREES = 2**14
+Trees = Annotated[int, Meta(ge=1, le=MOST_TREES)]
 # Weights of Poisson(1): a sample with a uniform number u gets the number of entries that are at most u.
 POISSON = np.cumsum([math.exp(-1) / math.factorial(k) for k in range(15)])
 VOTES, SEEN, DATA = "forest/votes", "forest/trees", "forest/data"
@@ -47,11 +50,11 @@ class ForestSums(TreeOp):
     numbers of the unit `bound` 2^-`bits` about `centre`. `first` is the number of earlier trees.
     """
 
-    classes: Size = 2
+    classes: Annotated[int, Meta(ge=0, le=2**12), SIZED] = 2
     centre: Centre = 0.0
-    bound: Bound = 1.0
-    bits: Bits = 30
-    first: Seed = 0
+    bound: Reach = 1.0
+    bits: UnitBits = 30
+    first: Annotated[int, Meta(ge=0, le=2**30), SEEDS] = 0
     key: Seed = 0
     drawn: bool = True
     min_rows: AnyCount = 1
@@ -70,15 +73,8 @@ class ForestSums(TreeOp):
         return most * (1 if self.classes else 2**self.bits), most
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
-        self.check_fields(sizes)
-        super().check_ask(payload, sizes)
-
-    def check_fields(self, sizes: Sizes) -> None:
-        """Raise a PartyError for fields that no task has, or another one than the party's."""
-        sound = 0 <= self.classes <= 2**12 and 0 < self.bound < 2.0**100 and 1 <= self.bits <= 40
-        if not sound or not 0 <= self.first <= 2**30 or not math.isfinite(self.centre):
-            raise PartyError(f"{self.name}: classes, bound, bits or centre are out of range")
         check_size(self.name, "classes", self.classes, sizes)
+        super().check_ask(payload, sizes)
 
     def rule(self, min_samples: int) -> SplitRule:
         """How splits are judged: by the Gini impurity, or by the variance."""
@@ -139,18 +135,16 @@ class ForestHistograms(ForestSums):
 class GrowForest(ForestSums):
     """Trees that the party grows on its own samples, for bagging."""
 
-    trees: Some = 1
-    max_depth: Depth = 6
+    trees: Annotated[Trees, Owner(0, 100_000)] = 1
+    max_depth: Annotated[Levels, Owner(0, 64)] = 6
     min_samples: AnyCount = 1
     columns: AnyCount = 1
     per_sample: ClassVar[Bounds] = {}  # trees are no sums
     entries = stated(bins=BINS)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
-        self.check_fields(sizes)
+        check_size(self.name, "classes", self.classes, sizes)
         Bins.of(payload["bins"], sizes.get("features"))
-        if not 1 <= self.trees <= MOST_TREES or not 1 <= self.max_depth <= 64:
-            raise PartyError(f"grow-forest: 1 to {MOST_TREES} trees of a depth from 1 to 64")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("train")
@@ -202,7 +196,7 @@ class OutOfBag(ForestSums):
     entries = stated(bins=BINS, trees=TREES, points=POINTS)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
-        self.check_fields(sizes)
+        check_size(self.name, "classes", self.classes, sizes)
         self._trees(payload, Bins.of(payload["bins"], sizes.get("features")))
 
     def _trees(self, payload: Payload, bins: Bins) -> TreeArrays:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.classical.trees import gradients as losses_of
@@ -15,8 +16,9 @@ from hansa.classical.trees.bins import BINS, Bins
 from hansa.classical.trees.coded import Coded, coded
 from hansa.classical.trees.table import TREES, TreeArrays
 from hansa.core.entries import WHOLE, Entries, Number, Shaped, Sizes, check_size, extended, optional, stated
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import AnyCount, Bits, Bound, Fraction, Seed, Size, Some
+from hansa.core.quantities import SIZED, AnyCount, BelowOne, Seed, Share, Some
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample, rescaled
 from hansa.plumbing.errors import NotAdmitted, PartyError
@@ -26,6 +28,8 @@ Array = np.ndarray[Any, Any]
 MOST_SLOTS = 2**14  # nodes of an ask
 MOST_NUMBERS = 2**26  # in a reply
 POINTS = Number(whole=True, least=0, most=2**16 - 1, optional=True)  # the resolution of surrogates
+Reach = Annotated[float, Meta(gt=0, lt=2.0**100, description="the largest absolute value"), Owner(0, 2.0**100)]
+UnitBits = Annotated[int, Meta(ge=1, le=40, description="of a whole number between 0 and the bound"), Owner(1, 64)]
 MARGIN, SEEN, DATA = "boosting/margins", "boosting/trees", "boosting/data"
 
 
@@ -215,18 +219,18 @@ class GradientHistograms(TreeOp):
     """
 
     loss: str = "logistic"
-    classes: Size = 2
-    bound: Bound = 1.0
-    bits: Bits = 30
+    classes: Annotated[int, Meta(ge=0, le=2**15), SIZED] = 2
+    bound: Reach = 1.0
+    bits: UnitBits = 30
     trees: Some = 0
-    held: Fraction = 0.0
-    sample: Fraction = 1.0
+    held: BelowOne = 0.0
+    sample: Share = 1.0
     key: Seed = 0
     min_rows: AnyCount = 1
     entries = extended(TreeOp.entries, before=optional(TREES), base=Shaped(shape=(None,)))
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
-        self._check()
+        self._check_loss()
         super().check_ask(payload, sizes)
         check_size(self.name, "classes", self.classes, sizes)
         self._base(payload)
@@ -249,17 +253,14 @@ class GradientHistograms(TreeOp):
         most = losses_of.most_loss(self.loss)
         return {**super().per_sample, "loss": PerSample(most), "held": PerSample()}
 
-    def _check(self) -> None:
-        sound = self.loss in losses_of.LOSSES and 0 <= self.classes <= 2**15 and 0 < self.bound < 2.0**100
-        sound = sound and 1 <= self.bits <= 40 and self.trees >= 0 and 0 <= self.held < 1 and 0 < self.sample <= 1
-        if not sound:
+    def _check_loss(self) -> None:
+        if self.loss not in losses_of.LOSSES:
             raise PartyError(
-                f"gradient-histograms asks for the loss {self.loss!r} of {self.classes} classes with {self.bits} bits "
-                f"and a bound of {self.bound:g}; losses: {', '.join(losses_of.LOSSES)}; 1 to 40 bits"
+                f"gradient-histograms asks for the loss {self.loss!r}; losses: {', '.join(losses_of.LOSSES)}"
             )
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        self._check()
+        self._check_loss()
         seen = self.trees if "before" in payload else int(memory.get(SEEN, 0))
         if seen != self.trees:  # the number of asks that it answered is public
             raise NotAdmitted(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")

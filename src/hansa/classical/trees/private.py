@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.classical.trees.histograms import GradientHistograms, widths_of
 from hansa.core.budget import Budget, Release
 from hansa.core.entries import extended
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
-from hansa.core.quantities import AskNumber, Delta, Epsilon, Sigma
+from hansa.core.quantities import FACTORS, AskNumber, Delta, Epsilon
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.kernel.discrete_gaussian import SIGMAS as LARGEST
@@ -39,7 +40,7 @@ class PrivateHistograms(GradientHistograms):
     seem to need.
     """
 
-    sigma: Sigma = 1.0
+    sigma: Annotated[float, Meta(ge=SIGMAS[0], le=SIGMAS[1]), FACTORS] = 1.0
     epsilon: Epsilon | None = None
     delta: Delta = 1e-5
     ask: AskNumber = 0  # the number of the ask in its round: asks draw different noise
@@ -60,8 +61,6 @@ class PrivateHistograms(GradientHistograms):
                 "private-histograms: only of classes, of all samples, and with at most 20 bits; other sums would need "
                 "another amount of noise"
             )
-        if not SIGMAS[0] <= self.sigma <= SIGMAS[1]:
-            raise PartyError(f"private-histograms: sigma must lie in {SIGMAS[0]:g} to {SIGMAS[1]:g}, got {self.sigma}")
         if max(self.min_rows, party.min_rows) > 1:
             raise PartyError(
                 "it counts small groups of rows with others (min_rows), by which a row changes the sums of many; use "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from msgspec import Meta
 
 from hansa.classical.trees.bins import Bins
 from hansa.core.entries import BYTES, FLOAT64, INT32, Nested, Shaped
@@ -16,6 +17,7 @@ from hansa.plumbing.stopping import go_on
 
 Array = np.ndarray[Any, Any]
 MOST_DEPTH = 64
+Levels = Annotated[int, Meta(ge=1, le=MOST_DEPTH, description="levels of splits")]
 MOST_NODES = 2**22  # of all trees together
 INTEGERS = ("roots", "outputs", "feature", "bin", "child", "missing", "choice", "count")
 NAMES = (*INTEGERS, "gain", "value", "sets")

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 
 from hansa.classical.trees.gradients import rounded
 from hansa.classical.trees.histograms import targets
 from hansa.core.entries import stated
 from hansa.core.federation import Federation
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import Centre, Power
+from hansa.core.quantities import Centre
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
-from hansa.plumbing.errors import PartyError
 
 Array = np.ndarray[Any, Any]
 LOWEST, HIGHEST = -100, 100  # powers of 2 that bound targets
@@ -34,7 +35,7 @@ class TargetRange(Op):
     """
 
     centre: Centre = 0.0
-    power: Power = HIGHEST
+    power: Annotated[int, Meta(ge=LOWEST, le=HIGHEST), Owner(-1100, 1100)] = HIGHEST
     per_sample: ClassVar[Bounds] = {
         "places": PerSample(over=(-1,), per_party=True), "sum": PerSample(2**MEAN_BITS, signed=True),
         "count": PerSample(),
@@ -42,8 +43,6 @@ class TargetRange(Op):
     entries = stated()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        if not math.isfinite(self.centre) or not LOWEST <= self.power <= HIGHEST:
-            raise PartyError(f"target-range: the power must lie in {LOWEST} to {HIGHEST}, got {self.power}")
         y = targets(party, party.rows("statistics")[1], 0) - self.centre
         places = torch.zeros(HIGHEST - LOWEST + 1, dtype=torch.int64)
         places[_power(y) - LOWEST] = 1
