@@ -484,8 +484,8 @@ def test_a_run_says_why_a_round_was_empty() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "why"),
     [
-        ("paillier", {"key_bits": 512}, "key_bits must be a multiple of 256, at least 1024"),
-        ("paillier", {"key_bits": 2000}, "key_bits must be a multiple of 256"),
+        ("paillier", {"key_bits": 512}, "key_bits must be at least 1024 and at most 4096 and a multiple of 256"),
+        ("paillier", {"key_bits": 2000}, "key_bits must be at least 1024 and at most 4096 and a multiple of 256"),
         ("paillier", {"holder": 4}, "holder must be one of the 4 parties"),
         ("paillier", {"bits": 53}, "could overflow"),
         ("threshold-paillier", {"threshold": 0.0}, "threshold must be above 0 and at most 1"),

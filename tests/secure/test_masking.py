@@ -302,7 +302,7 @@ def test_the_threshold_is_never_less_than_a_majority() -> None:
 
 def test_terms_that_would_hide_nothing_are_refused() -> None:
     for threshold in (0.5, 0.2, 1.1):
-        with pytest.raises(ConfigError, match=r"privacy.threshold must be more than half and at most 1"):
+        with pytest.raises(ConfigError, match=r"threshold must be above 0.5 and at most 1"):
             Masking(threshold=threshold, active=False)
     with pytest.raises(ConfigError, match=r"must be more than two thirds .*; or set privacy.active = false"):
         Masking(threshold=0.6)
@@ -314,5 +314,5 @@ def test_terms_that_would_hide_nothing_are_refused() -> None:
         SecureShares(1, 0.67, 0)  # as a party is asked
     with pytest.raises(RoundAborted, match="over one party"):
         Parties(numbers(1)).sum(Masking())
-    with pytest.raises(ConfigError, match="threshold must be more than half"):
+    with pytest.raises(ConfigError, match="threshold must be above 0.5"):
         SecureShares(5, 0.3, 4)

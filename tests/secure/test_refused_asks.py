@@ -92,10 +92,13 @@ def test_the_key_holder_opens_no_other_number_of_ciphertexts_than_the_sum_has(na
     assert here.vaults[0].noted == noted  # a refused ask uses up no session
 
 
-@pytest.mark.parametrize("fields", [{"width": 4}, {"width": 12}, {"width": 72}, {"slots": 0}, {"slots": 17}])
-def test_a_packing_that_does_not_fit_the_message_is_refused(fields: dict[str, int]) -> None:
+@pytest.mark.parametrize(("fields", "why"), [
+    *(({"width": width}, "width must be at least 8 and at most 64 and a multiple of 8") for width in (4, 12, 72)),
+    ({"slots": 0}, "slots must be at least 1"), ({"slots": 17}, "do not fit a message of 1024 bits"),
+])  # fmt: skip
+def test_a_packing_that_does_not_fit_the_message_is_refused(fields: dict[str, int], why: str) -> None:
     PaillierOpen(key_bits=1024, width=64, slots=16)
-    with pytest.raises(ConfigError, match="do not fit a message of 1024 bits"):
+    with pytest.raises(ConfigError, match=why):
         PaillierOpen(**{"key_bits": 1024, "width": 64, "slots": 16, **fields})
 
 

@@ -187,7 +187,7 @@ def test_the_numbers_of_a_key_are_bounded_where_they_arrive() -> None:
         (DealKey, {"key_bits": 512}),
         (ThresholdOpen, {"key_bits": 2**30}),
     ):
-        with pytest.raises(ConfigError, match=r"a key can need 2 to 256|key_bits must be"):
+        with pytest.raises(ConfigError, match=r"needed must be at least 2 and at most 256|key_bits must be"):
             op(**{"key_bits": 1024, "needed": 2, **fields})
     here = lying({})
     asked = {

@@ -271,11 +271,11 @@ def test_wrong_ciphertexts_are_refused_and_nothing_is_lost(
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"least": 1}, "least must lie between 2 and batch"),
-        ({"least": 99}, r"least must lie between 2 and batch \(40\)"),
-        ({"range": 5000.0}, "range must be positive and at most 1024"),
+        ({"least": 1}, "least must be at least 2"),
+        ({"least": 99}, r"least must be at most batch \(40\)"),
+        ({"range": 5000.0}, "range must be above 0 and at most 1024"),
         ({"authority": 1}, "party 1 has the labels"),
-        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": 0.0}, "lr must be above 0"),
     ],
 )
 def test_bad_settings_get_one_sentence(fields: dict[str, Any], reason: str) -> None:

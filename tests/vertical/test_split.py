@@ -287,13 +287,13 @@ def test_a_piece_with_other_outputs_than_announced_is_named() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"batch": 0}, "batch must be positive"),
-        ({"top_lr": -1.0}, "top_lr must be positive"),
-        ({"momentum": 1.0}, r"momentum must lie in \[0, 1\)"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"top_lr": -1.0}, "top_lr must be above 0"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
         ({"momentum": 0.5, "optimiser": "adam"}, "momentum is for the optimiser 'sgd'"),
         ({"middle": MIDDLE}, "middle and middle_at belong together"),
         ({"noise": 1.0}, "needs clip"),
-        ({"clip": 0.0}, "clip must be positive"),
+        ({"clip": 0.0}, "clip must be above 0"),
         ({"bottoms": ()}, "one model for all parties"),
         ({"columns": (5,)}, "columns: there is no party 5 in this job"),
         ({"middle": MIDDLE, "middle_at": 7}, "middle_at: there is no party 7"),

@@ -138,7 +138,7 @@ def test_the_clients_evaluate_with_the_server() -> None:
     ("fields", "reason"),
     [
         ({"server": 9}, "server: there is no party 9; the job has 4 parties"),
-        ({"epochs": 0}, "epochs must be positive"),
+        ({"epochs": 0}, "epochs must be at least 1"),
         ({"momentum": 0.5, "optimiser": "adam"}, "momentum is for the optimiser 'sgd'"),
     ],
 )

@@ -215,10 +215,10 @@ def test_a_session_ends_where_the_gateway_refuses(shut: int, purpose: str, monke
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"batch": 0}, "batch must be positive"),
-        ({"l2": -1.0}, "l2 must not be negative"),
-        ({"range": 0.0}, "range must be positive"),
-        ({"key_bits": 100}, "key_bits: a key must have 1024 to 4096 bits"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"l2": -1.0}, "l2 must be at least 0"),
+        ({"range": 0.0}, "range must be above 0"),
+        ({"key_bits": 100}, "key_bits must be at least 1024 and at most 4096 and a multiple of 8"),
         ({"coordinator": 9}, "coordinator: there is no party 9"),
         ({"coordinator": HOLDER}, "party 1 has the labels, and would see what encryption hides"),
         ({"batch": 4}, "batch is 4, and a party has 4 weights: its gradient would reveal the residual"),

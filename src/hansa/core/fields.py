@@ -24,6 +24,7 @@ SIGNS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "ge": ("at least", lambda value, bound: value >= bound),
     "lt": ("below", lambda value, bound: value < bound),
     "le": ("at most", lambda value, bound: value <= bound),
+    "multiple_of": ("a multiple of", lambda value, bound: value % bound == 0),
 }
 
 
@@ -114,7 +115,8 @@ def check_limits(value: Any, stated: tuple[Any, ...], where: str) -> None:
 
 def schema(stated: tuple[Any, ...]) -> dict[str, Any]:
     """The limits of a number as keywords of JSON schema."""
-    keywords = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+    keywords = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum",
+                "multiple_of": "multipleOf"}  # fmt: skip
     return {key: getattr(meta, sign) for meta in stated if isinstance(meta, Meta)
             for sign, key in keywords.items() if getattr(meta, sign) is not None}  # fmt: skip
 

@@ -24,6 +24,8 @@ EVALUATED = Owner(harmless="evaluate.numbers and evaluate.groups bound the numbe
 SEEDS = Owner(harmless="it seeds draws of samples or places; with a privacy floor a party draws by a secret of its own")
 OF_MODELS = Owner(harmless="the fusion itself refuses values that do not fit the number of models")
 ENDS = Owner(harmless="it ends the party's own work sooner or later")
+KEY_BITS = Owner(1024, 16_384)
+SUM_RANGES = Owner(2.0**-20, 2.0**40)
 
 # Training
 Rate = Annotated[float, Meta(gt=0, description="a learning rate"), FACTORS]
@@ -49,9 +51,8 @@ Sigma = Annotated[float, Meta(ge=0, description="noise, in units of the sensitiv
 Norm = Annotated[float, Meta(gt=0, description="the largest norm"), Owner(1e-9, 1e9)]
 Delta = Annotated[float, Meta(gt=0, lt=1, description="of (epsilon, delta)-differential privacy"), Owner(0, 1)]
 Epsilon = Annotated[float, Meta(gt=0), Owner(harmless="the job's own budget; privacy.epsilon is the owner's")]
-SumRange = Annotated[float, Meta(gt=0), Owner(2.0**-20, 2.0**40)]
+SumRange = Annotated[float, Meta(gt=0), SUM_RANGES]
 Weight = Annotated[int, Meta(ge=1, le=LARGEST, description="samples"), Owner(1, LARGEST)]
-KeyBits = Annotated[int, Meta(ge=1024, le=16_384), Owner(1024, 16_384)]
 
 # Sizes and counts
 Count = Annotated[int, Meta(ge=1), Owner(1, MANY)]
@@ -71,6 +72,7 @@ Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Work = Annotated[int, Meta(ge=0), WORKLOAD]
 AskNumber = Annotated[int, Meta(ge=0), Owner(harmless="it numbers the asks of a tree, each with its own noise")]
+Parties = Annotated[int, Meta(ge=1), WORKLOAD]
 Models = Annotated[int, Meta(ge=0), OF_MODELS]
 TrimmedShare = Annotated[float, Meta(ge=0, lt=0.5, description="of the values at each end"), OF_MODELS]
 CheckedWhole = Annotated[int, CHECKED]
@@ -100,6 +102,8 @@ Power = Annotated[int, Owner(-1100, 1100)]
 Exponent = Annotated[float, Meta(ge=0), Owner(0, 1000)]
 Quorum = Annotated[int, Meta(ge=0), Owner(0, 1000)]
 Repeats = Annotated[int, Meta(ge=1), Owner(1, 1_000_000)]
+Tiny = Annotated[float, Owner(harmless="it only makes steps of Adam shorter")]
+Log = Annotated[int, Owner(1, 10_000)]
 Ends = Annotated[int, ENDS]
 Wide = Annotated[float, Owner(0, 1e9)]
 Sweeps = Annotated[int, Meta(ge=0), Owner(0, 10_000)]

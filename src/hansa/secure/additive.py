@@ -24,9 +24,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from msgspec import Meta
 from torch import Tensor
 
+from hansa.core.quantities import KEY_BITS
 from hansa.plumbing.errors import DataError
 from hansa.plumbing.stopping import go_on
 from hansa.secure.big_integers import FixedBase, big, product
@@ -34,6 +37,7 @@ from hansa.secure.byte_tensors import as_bytes, from_rows, to_rows
 from hansa.secure.primes import Stream, prime, small_product
 
 SMALLEST, LARGEST = 1024, 4096  # bits of n: 2048 are considered safe, fewer are for tests
+AdditiveKeyBits = Annotated[int, Meta(ge=SMALLEST, le=LARGEST, multiple_of=8), KEY_BITS]
 SLACK = 80  # bits between the largest number and p
 TRIALS = 2**12  # n must have no prime factor below this number
 WINDOW, OWN_WINDOW = 8, 8  # bits of an exponent per product; for the key holder, who encrypts most

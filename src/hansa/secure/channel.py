@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import Bits, Noise, SumRange, Weight, Work
+from hansa.core.quantities import Noise, Parties, SumRange, Weight
 from hansa.core.registry import Part
 from hansa.core.sample_bounds import Bounds, largest_entry
 from hansa.core.wrapper import Around, Wrapper
@@ -28,17 +30,7 @@ log = logging.getLogger("hansa")
 _told: weakref.WeakKeyDictionary[Objective, set[str]] = weakref.WeakKeyDictionary()
 LYING = "an aggregator that lies"
 CURIOUS = "a curious aggregator that follows the protocol, not one that lies"
-
-
-def check_numbers(where: str, ranges: Mapping[str, float], bits: int, max_weight: int) -> None:
-    """Refuse settings with which numbers cannot be encoded; `where` is the prefix of their names in the message."""
-    for name, value in ranges.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(f"{where}{name} must be positive and finite, got {value}")
-    if not 2 <= bits <= 53:
-        raise ConfigError(f"{where}bits must lie in 2..53, got {bits}")
-    if max_weight < 1:
-        raise ConfigError(f"{where}max_weight must be at least 1, got {max_weight}")
+SumBits = Annotated[int, Meta(ge=2, le=53, description="of a value, sign included"), Owner(1, 64)]
 
 
 @dataclass(frozen=True)
@@ -51,10 +43,10 @@ class Encoded(Wrapper):
 
     inner: Op
     range: SumRange = 16.0
-    bits: Bits = 32
+    bits: SumBits = 32
     max_weight: Weight = 2**20
     statistics: SumRange = 2.0**30  # the largest absolute value of the numbers that are sent beside an update
-    parties: Work = 1  # the most parties that may be summed
+    parties: Parties = 1  # the most parties that may be summed
     uniform: bool = False
     stochastic: bool = False
     noise: Noise = 0.0  # the standard deviation of this party's share of the noise
@@ -64,11 +56,6 @@ class Encoded(Wrapper):
     per_sample: ClassVar[Bounds] = {}  # nobody sees the sums
 
     def __post_init__(self) -> None:
-        check_numbers("", {"range": self.range, "statistics": self.statistics}, self.bits, self.max_weight)
-        if self.parties < 1 or not 0 <= self.noise < math.inf:
-            raise ConfigError(
-                f"a secure sum needs at least 1 party and finite noise, got {self.parties} parties and {self.noise}"
-            )
         if self.noise and not self.uniform:
             raise ConfigError("the noise of a secure sum is for equal weights; set uniform, or leave out noise")
         if (width := sum_width(self.bits, self.parties, self.max_weight)) > WIDEST:
@@ -148,11 +135,11 @@ class Channel(Part):
     kind: ClassVar[str] = "secure"
     against: ClassVar[str] = CURIOUS
 
-    range: float = 16.0
-    bits: int = 32
-    max_weight: int = 2**20
+    range: SumRange = 16.0
+    bits: SumBits = 32
+    max_weight: Weight = 2**20
     stochastic: bool = False
-    statistics: float = 2.0**30
+    statistics: SumRange = 2.0**30
     widest: ClassVar[int] = WIDEST  # the most bits of a sum
     hides: ClassVar[str | None] = None  # the op that hides a reply
 
@@ -160,10 +147,6 @@ class Channel(Part):
     def ops(self) -> DeclaredOps:
         """The ops of a sum, for the owners of parties to approve; None if they are not declared."""
         return None
-
-    def __post_init__(self) -> None:
-        ranges = {"range": self.range, "statistics": self.statistics}
-        check_numbers("privacy.", ranges, self.bits, self.max_weight)
 
     def check(self, problem: Problem) -> None:
         """Refuse, with the reason, a problem that this secure sum cannot handle. Called before the run starts."""

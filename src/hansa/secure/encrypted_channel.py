@@ -6,13 +6,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
+from msgspec import Meta
 
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Gathered
 from hansa.core.federation import Federation
+from hansa.core.fields import Advice
 from hansa.core.op import Op, Payload, Reply
 from hansa.plumbing.errors import ConfigError, DataError, HansaError, PartyError, RoundAborted
 from hansa.secure.channel import Channel
@@ -82,15 +84,8 @@ class EncryptedChannel(Channel):
     second on one core.
     """
 
-    min_parties: int = 2
+    min_parties: Annotated[int, Meta(ge=2), Advice("a sum of one party hides nothing")] = 2
     rate: ClassVar[float]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_parties < 2:
-            raise ConfigError(
-                f"privacy.min_parties must be at least 2, got {self.min_parties}: a sum of one party hides nothing"
-            )
 
     def least(self, parties: int) -> int:
         return self.min_parties

@@ -25,7 +25,7 @@ from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAbort
 from hansa.secure import child_process, envelopes, payloads
 from hansa.secure import functional as scheme
 from hansa.secure.byte_tensors import as_bytes, as_tensor, from_rows, to_rows
-from hansa.secure.channel import CURIOUS, Encoded
+from hansa.secure.channel import CURIOUS, Encoded, SumBits
 from hansa.secure.encrypted_channel import EncryptedChannel, ask_one, leave_out, opening, rows_of, sort_out
 from hansa.secure.paillier_sum import session
 from hansa.secure.radix import Radix
@@ -163,7 +163,7 @@ class Functional(EncryptedChannel):
     """
 
     against: ClassVar[str] = CURIOUS
-    bits: int = 16
+    bits: SumBits = 16
     authority: int | None = None
     rate: ClassVar[float] = 100.0
 

@@ -29,10 +29,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.algorithm import Problem
@@ -47,7 +48,7 @@ from hansa.secure.channel import CURIOUS, LYING, Channel
 from hansa.secure.encrypted_channel import leave_out
 from hansa.secure.mask_graph import LyingDealer, MaskGraph, MaskOpening
 from hansa.secure.masking_ops import SecureConsistent, SecureKeys, SecureMasked, SecureShares, SecureUnmask
-from hansa.secure.masking_terms import Terms, min_openers
+from hansa.secure.masking_terms import Terms, Threshold, min_openers
 
 PARTIES = 10_000  # of a sum, for the fewest bits that a manifest allows; by default, limits.participants of a party
 
@@ -66,8 +67,8 @@ class Masking(Channel):
     """
 
     against: ClassVar[str] = LYING
-    threshold: float = 0.67
-    neighbours: int | None = None
+    threshold: Threshold = 0.67
+    neighbours: Annotated[int, Meta(ge=2)] | None = None
     active: bool = True
 
     hides: ClassVar[str | None] = "secure-masked"
@@ -89,7 +90,6 @@ class Masking(Channel):
                 OpenOp("secure-masked", {**statistics, **beside}, {"bits": bits}))  # fmt: skip
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         share_with_all = self.neighbours is None
         neighbours = 2 if self.neighbours is None else self.neighbours
         Terms(neighbours + (1 if share_with_all else 2), self.threshold, neighbours, self.active).check()

@@ -31,22 +31,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 
 from hansa.core.entries import Entries, FreeForm, Nested, extended, optional, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import Fraction, Work
+from hansa.core.quantities import WORKLOAD, Work
 from hansa.core.registry import register
 from hansa.plumbing.errors import PartyError
 from hansa.secure import announcement, graph, key_agreement, payloads, ring, session, shamir, signatures, sum_memory
 from hansa.secure.byte_tensors import as_tensor, split, to_table
 from hansa.secure.channel import Encoded
 from hansa.secure.masking_terms import (
+    ALONE,
     CHECK,
     Terms,
+    Threshold,
     advertised,
     agreed_key,
     own_mask,
@@ -97,8 +100,8 @@ class SecureShares(Op):
     The reply also has the commitments to all these shares, and to the seed of the party's own mask.
     """
 
-    parties: Work
-    threshold: Fraction
+    parties: Annotated[int, Meta(ge=2), WORKLOAD, ALONE]
+    threshold: Threshold
     neighbours: Work
     active: bool = False
     serves: ClassVar[bool] = True

@@ -7,12 +7,20 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from msgspec import Meta
+
+from hansa.core.fields import Advice, Owner
 from hansa.core.op import Party
 from hansa.plumbing.errors import ConfigError, PartyError
 from hansa.secure import key_agreement
 
 CHECK = 32  # bytes of a commitment
+INSTEAD = "; or set privacy.active = false, which protects against a curious aggregator only, not against a lying one"
+GROUPS = "otherwise two groups of parties could each open a sum of their own"
+ALONE = Advice("a secure sum over one party would be what that party sends")
+Threshold = Annotated[float, Meta(gt=0.5, le=1), Owner(0, 1), Advice(GROUPS)]
 
 
 def min_openers(parties: int, threshold: float, active: bool = False) -> int:
@@ -22,12 +30,6 @@ def min_openers(parties: int, threshold: float, active: bool = False) -> int:
     """
     floor = 2 * parties // 3 + 1 if active else parties // 2 + 1
     return min(parties, max(floor, math.ceil(threshold * parties - 1e-9)))
-
-
-def _instead(active: bool) -> str:
-    """The setting that allows weaker terms, for a refusal."""
-    hint = "; or set privacy.active = false, which protects against a curious aggregator only, not against a lying one"
-    return hint if active else ""
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,16 @@ class Terms:
 
     def check(self) -> None:
         """Refuse, with the reason, terms that would hide nothing."""
-        if self.parties < 2:
-            raise ConfigError("a secure sum over one party would be what that party sends; use at least 2 parties")
-        floor, fraction = (2 / 3, "two thirds") if self.active else (1 / 2, "half")
-        if not floor < self.threshold <= 1:
+        if self.active and self.threshold <= 2 / 3:
             raise ConfigError(
-                f"privacy.threshold must be more than {fraction} and at most 1, got {self.threshold}: otherwise two "
-                f"groups of parties could each open a sum of their own{_instead(self.active)}"
+                f"privacy.threshold must be more than two thirds and at most 1, got {self.threshold}: {GROUPS}{INSTEAD}"
             )
         if self.neighbours < self.parties - 1 and (self.neighbours < 2 or self.neighbours % 2):
             raise ConfigError(f"privacy.neighbours must be even and at least 2, got {self.neighbours}")
         if self.active and self.neighbours < self.parties - 1:
             raise ConfigError(
                 "privacy.neighbours: a lying aggregator could try keys until all neighbours of a party collude with "
-                f"it; leave neighbours out, so that all parties share with all{_instead(self.active)}"
+                f"it; leave neighbours out, so that all parties share with all{INSTEAD}"
             )
 
     @property

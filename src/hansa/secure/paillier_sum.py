@@ -6,9 +6,10 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from msgspec import Meta
 
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
@@ -16,7 +17,7 @@ from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, extended, stated
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import CheckedWhole, KeyBits, Size
+from hansa.core.quantities import CHECKED, KEY_BITS, SIZED, Size
 from hansa.core.registry import register
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, PartyError
@@ -36,6 +37,7 @@ from hansa.secure.primes import Stream
 
 log = logging.getLogger("hansa")
 SAFE = 2048  # bits of a key that is considered safe
+KeyBits = Annotated[int, Meta(ge=SMALLEST, le=LARGEST, multiple_of=256), KEY_BITS]
 
 
 def _key_name(key_bits: int) -> str:
@@ -54,9 +56,6 @@ class PaillierKey(Op):
     key_bits: KeyBits = SAFE
     serves: ClassVar[bool] = True
     entries = stated(session=payloads.IN_SESSION)
-
-    def __post_init__(self) -> None:
-        check_key_bits(self.key_bits)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         name = _key_name(self.key_bits)
@@ -79,10 +78,6 @@ class PaillierEncrypt(Encoded):
     @property
     def entries(self) -> Entries | None:  # type: ignore[override]
         return extended(self.inner.entries, secure=payloads.ROW)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_key_bits(self.key_bits)
 
     def packing(self, payload: Payload) -> Packing:
         """How the numbers of a reply are packed into messages."""
@@ -133,15 +128,14 @@ class PaillierOpen(Op):
     """At the key holder: decrypt the vector in the payload's `sealed`; one vector per `session`."""
 
     key_bits: KeyBits = SAFE
-    width: Size = 64
-    slots: CheckedWhole = 31
+    width: Annotated[int, Meta(ge=8, le=64, multiple_of=8), SIZED] = 64
+    slots: Annotated[int, Meta(ge=1), CHECKED] = 31
     length: Size = 1
     serves: ClassVar[bool] = True
     entries = stated(session=payloads.IN_SESSION, sealed=payloads.MATRIX)
 
     def __post_init__(self) -> None:
-        check_key_bits(self.key_bits)
-        if not 8 <= self.width <= 64 or self.width % 8 or not 1 <= self.slots <= self.key_bits // self.width:
+        if self.slots > self.key_bits // self.width:
             raise ConfigError(f"{self.slots} numbers of {self.width} bits do not fit a message of {self.key_bits} bits")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
@@ -172,14 +166,6 @@ def session(ask: Ask) -> str:
     return f"{ask.phase}.{ask.index}"
 
 
-def check_key_bits(bits: int) -> None:
-    """Refuse key lengths that are too short, too long, or no multiple of 256."""
-    if not SMALLEST <= bits <= LARGEST or bits % 256:
-        raise ConfigError(
-            f"privacy.key_bits must be a multiple of 256, at least {SMALLEST} and at most {LARGEST}, got {bits}"
-        )
-
-
 def warn_of_short_keys(channel: EncryptedChannel, bits: int) -> None:
     """Warn if the key is for tests only."""
     if bits < SAFE:
@@ -199,7 +185,7 @@ class Paillier(KeyHolderChannel):
     """
 
     against: ClassVar[str] = CURIOUS
-    key_bits: int = SAFE
+    key_bits: KeyBits = SAFE
     rate: ClassVar[float] = 1200.0
 
     hides: ClassVar[str | None] = "secure-paillier"
@@ -207,10 +193,6 @@ class Paillier(KeyHolderChannel):
     @property
     def ops(self) -> DeclaredOps:
         return tuple(OpenOp.of(name, self, "key_bits") for name in OPS)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_key_bits(self.key_bits)
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

@@ -12,18 +12,20 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from hansa.core import quantities
 from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Gathered, Reduced
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import Entries, Nested, extended, optional, stated
 from hansa.core.federation import Federation
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import KeyBits, Needed, Total
 from hansa.core.registry import register
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAborted
@@ -34,9 +36,9 @@ from hansa.secure.encrypted_channel import EncryptedChannel, ask_one, declining,
 from hansa.secure.paillier import PublicKey
 from hansa.secure.paillier_sum import (
     SAFE,
+    KeyBits,
     PaillierEncrypt,
     added,
-    check_key_bits,
     made_key,
     session,
     warn_of_short_keys,
@@ -47,6 +49,8 @@ from hansa.secure.threshold import MAX_SHARES, Dealing, Share, combine, deal, pr
 KEY, CHECKS, OWNERS = "secure.threshold.modulus", "secure.threshold.checks", "secure.threshold.owners"
 NEEDED, SHARE, BOX = "secure.threshold.needed", "secure.threshold.share", "secure.threshold.box"
 NAME = 32  # bytes of a dealing's name
+Needed = Annotated[int, Meta(ge=2, le=MAX_SHARES, description="shares that open a sum"), Owner(1, 1000)]
+Total = Annotated[int, Meta(ge=0, description="shares of a key"), Owner(0, 1000)]
 
 
 def _envelope_key(secret: bytes, other: bytes, dealing: Dealing, owner: int) -> bytes:
@@ -72,11 +76,6 @@ class _ThresholdOp(Op):
     key_bits: KeyBits = SAFE
     needed: Needed = 2
     serves: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_key_bits(self.key_bits)
-        if not 2 <= self.needed <= MAX_SHARES:
-            raise ConfigError(f"a key can need 2 to {MAX_SHARES} shares, got {self.needed}")
 
 
 @register("secure-threshold-ready")
@@ -179,11 +178,6 @@ class ThresholdEncrypt(PaillierEncrypt):
         return extended(super().entries, secure_dealing=Nested(entries=dealing, optional=True),
                      secure_share=optional(payloads.ROW))  # fmt: skip
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 2 <= self.needed <= MAX_SHARES:
-            raise ConfigError(f"a key can need 2 to {MAX_SHARES} shares, got {self.needed}")
-
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return {name: value for name, value in payload.items() if not name.startswith("secure")}
 
@@ -269,8 +263,8 @@ class ThresholdPaillier(EncryptedChannel):
     """
 
     against: ClassVar[str] = CURIOUS
-    threshold: float = 0.67
-    key_bits: int = SAFE
+    threshold: quantities.Share = 0.67
+    key_bits: KeyBits = SAFE
     rate: ClassVar[float] = 1000.0
 
     hides: ClassVar[str | None] = "secure-threshold"
@@ -278,12 +272,6 @@ class ThresholdPaillier(EncryptedChannel):
     @property
     def ops(self) -> DeclaredOps:
         return tuple(OpenOp.of(f"secure-threshold{step}", self, "key_bits") for step in OPS)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_key_bits(self.key_bits)
-        if not 0 < self.threshold <= 1:
-            raise ConfigError(f"privacy.threshold must be above 0 and at most 1, got {self.threshold}")
 
     def check(self, problem: Problem) -> None:
         super().check(problem)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from hansa.core.quantities import CHECKED
 from hansa.plumbing.stopping import go_on
 
 BITS = 1024  # of a filter; a power of 2 up to 2^16
 MOST_HASHES = 32  # places per pair of characters: a hash has 64 bytes, and a place takes two
+Hashes = Annotated[int, Meta(ge=1, le=MOST_HASHES), CHECKED]
 BLOCK = 1024  # rows that are compared at once
 Array = np.ndarray[Any, Any]
 

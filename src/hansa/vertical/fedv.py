@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.algorithm import Problem, State
 from hansa.core.declared_ops import OpenOp
 from hansa.core.federation import Federation
 from hansa.core.op import Payload
+from hansa.core.quantities import BatchSize, Epochs, Factor, Rate
 from hansa.core.registry import register
 from hansa.plumbing.errors import ConfigError, DataError, RoundAborted
 from hansa.secure.byte_tensors import as_bytes, split
@@ -27,6 +29,7 @@ from hansa.vertical.fedv_ops import (
     FEATURES,
     KEYS,
     LEAST,
+    MOST_RANGE,
     SCORE_BITS,
     SCORES,
     WEIGHT_BITS,
@@ -64,12 +67,12 @@ class FedV(LinearColumns):
     loss: Loss = "logistic"
     authority: int | None = None
     match: Literal["psi", "same"] = "psi"
-    epochs: int = 1
-    batch: int = 64
-    lr: float = 0.1
-    l2: float = 0.0
-    range: float = 64.0
-    least: int = 8
+    epochs: Epochs = 1
+    batch: BatchSize = 64
+    lr: Rate = 0.1
+    l2: Factor = 0.0
+    range: Annotated[float, Meta(gt=0, le=MOST_RANGE)] = 64.0
+    least: Annotated[int, Meta(ge=LEAST)] = 8
     of_job: str | None = None
     people: tuple[str, ...] = ()
     salt: str = ""
@@ -77,10 +80,8 @@ class FedV(LinearColumns):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.range <= 2**10:
-            raise ConfigError(f"range must be positive and at most 1024, got {self.range}")
-        if not LEAST <= self.least <= self.batch:
-            raise ConfigError(f"least must lie between {LEAST} and batch ({self.batch}), got {self.least}")
+        if self.least > self.batch:
+            raise ConfigError(f"least must be at most batch ({self.batch}), got {self.least}")
 
     def check(self, problem: Problem) -> None:
         psi_group.available()

@@ -11,20 +11,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.entries import WHOLE, Number, Shaped, Sizes, stated
 from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import MANY, BatchSize, Count, Epochs, SumRange
+from hansa.core.quantities import MANY, SUM_RANGES, BatchSize, Count, Epochs
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
 from hansa.plumbing import codec
-from hansa.plumbing.errors import DataError, PartyError
+from hansa.plumbing.errors import PartyError
 from hansa.secure.byte_tensors import as_bytes, as_tensor, to_table
 from hansa.secure.encoding import Numbers
 from hansa.vertical import inner_products
@@ -52,6 +53,7 @@ ROOT, ORDER = "fedv/root", "fedv/order"  # in a party's memory: its secret, and 
 SCORES, FEATURES, KEYS = "scores", "features", "keys"  # the tensors of replies
 STEP = Number(whole=True, least=0, owner=Owner(0, 1e9))
 FEW = Number(whole=True, least=1, owner=Owner(0, MANY))
+MOST_RANGE = 2.0**10  # of scores: sums of larger ones take too long to find
 LEAST = 2  # the fewest rows of a sum that the authority ever gives a key for
 
 
@@ -101,16 +103,12 @@ class FedVBatch(Op):
     loss: Loss = "logistic"
     epochs: Epochs = 1
     batch: BatchSize = 64
-    range: SumRange = 64.0
+    range: Annotated[float, Meta(gt=0, le=MOST_RANGE), SUM_RANGES] = 64.0
 
     entries = stated(**LINEAR_ROLES, step=STEP, w=W, columns=FEW)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         self.rows(LinearRoles.of(payload), payload)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.range <= 2**10 or self.batch < 1 or self.epochs < 1:
-            raise DataError("range must be positive and at most 1024, batch and epochs positive")
 
     def rows(self, roles: LinearRoles, payload: Payload) -> tuple[int, int]:
         """The number of the batch, and its number of rows."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
 
 from hansa.core.algorithm import PeopleScores, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
+from hansa.core.quantities import BatchSize, Epochs, Factor, Rate
 from hansa.core.registry import register
 from hansa.numerics.params import Params
-from hansa.plumbing.errors import ConfigError, DataError
-from hansa.secure.additive import check_bits
+from hansa.plumbing.errors import ConfigError
+from hansa.secure.additive import AdditiveKeyBits
 from hansa.vertical.column_model import ColumnModel, asked_people
 from hansa.vertical.linear_model import LinearRoles, Loss, Residual
 from hansa.vertical.linear_ops import LARGEST, LinearTrain
@@ -31,11 +34,6 @@ class LinearColumns(ColumnModel):
     helps: ClassVar[str]  # the name of the field with the party that has no columns
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "lr"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
-        if getattr(self, "l2", 0.0) < 0:
-            raise ConfigError(f"l2 must not be negative, got {getattr(self, 'l2', 0.0)}")
         self.check_people()
 
     @property
@@ -137,25 +135,16 @@ class VerticalLinear(LinearColumns):
     loss: Loss = "logistic"
     coordinator: int | None = None
     match: Literal["psi", "same"] = "psi"
-    epochs: int = 1
-    batch: int = 128
-    lr: float = 0.1
-    l2: float = 0.0
-    range: float = 64.0
-    key_bits: int = 2048
+    epochs: Epochs = 1
+    batch: BatchSize = 128
+    lr: Rate = 0.1
+    l2: Factor = 0.0
+    range: Annotated[float, Meta(gt=0, le=LARGEST)] = 64.0
+    key_bits: AdditiveKeyBits = 2048
     of_job: str | None = None
     people: tuple[str, ...] = ()
     salt: str = ""
     helps: ClassVar[str] = "coordinator"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.range <= LARGEST:
-            raise ConfigError(f"range must be positive and at most {LARGEST:g}, got {self.range}")
-        try:
-            check_bits(self.key_bits)
-        except DataError as error:
-            raise ConfigError(f"key_bits: {error}") from None
 
     def training_ops(self) -> tuple[Any, ...]:
         return (self._training(),)

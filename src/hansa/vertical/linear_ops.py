@@ -18,21 +18,22 @@ import hashlib
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.entries import Sizes, stated
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
-from hansa.core.quantities import BatchSize, Epochs, Factor, KeyBits, Rate, SumRange
+from hansa.core.quantities import SUM_RANGES, BatchSize, Epochs, Factor, Rate
 from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
 from hansa.plumbing.errors import DataError, PartyError
 from hansa.secure.additive import SLACK as KEY_SLACK
-from hansa.secure.additive import AdditivePrivateKey, AdditivePublicKey, check_bits, prime_bits
+from hansa.secure.additive import AdditiveKeyBits, AdditivePrivateKey, AdditivePublicKey, prime_bits
 from hansa.secure.byte_tensors import as_bytes, from_rows, to_rows
 from hansa.secure.encoding import Numbers
 from hansa.secure.primes import Stream
@@ -80,19 +81,14 @@ class LinearTrain(SessionOp):
     batch: BatchSize = 128
     lr: Rate = 0.1
     l2: Factor = 0.0
-    range: SumRange = 64.0
-    key_bits: KeyBits = 2048
+    range: Annotated[float, Meta(gt=0, le=LARGEST), SUM_RANGES] = 64.0
+    key_bits: AdditiveKeyBits = 2048
     measures: ClassVar[frozenset[str] | None] = frozenset()
 
     entries = stated(**LINEAR_ROLES)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         LinearRoles.of(payload)
-
-    def __post_init__(self) -> None:
-        check_bits(self.key_bits)
-        if not 0 < self.range <= LARGEST or self.batch < 1 or self.epochs < 1:
-            raise DataError(f"range must be positive and at most {LARGEST:g}, batch and epochs positive")
 
     @property
     def residual(self) -> Residual:

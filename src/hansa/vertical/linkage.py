@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,11 +20,12 @@ from torch import Tensor
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.entries import WHOLE, Shaped, Sizes, stated
 from hansa.core.federation import Federation
+from hansa.core.fields import Advice
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import CheckedWhole
+from hansa.core.quantities import Share
 from hansa.core.registry import register
 from hansa.core.route_op import Message, RouteOp
-from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.plumbing.errors import PartyError
 from hansa.secure.byte_tensors import as_bytes, as_tensor
 from hansa.vertical import bloom
 from hansa.vertical.psi import CommonPeople, arrived
@@ -73,13 +74,9 @@ class LinkKey(RouteOp):
 class LinkFilters(Op):
     """Send the filter of each person, in an order that depends on the run's seed and the ids alone."""
 
-    hashes: CheckedWhole = 20
+    hashes: bloom.Hashes = 20
     fuzzy: ClassVar[bool] = True
     entries = stated(sizes=SIZES)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.hashes <= bloom.MOST_HASHES:
-            raise ConfigError(f"{self.name}.hashes must be between 1 and {bloom.MOST_HASHES}, got {self.hashes}")
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         key, tensors, orders = as_bytes(recalled(memory, "key")), dict[str, Tensor](), dict[str, Tensor]()
@@ -129,13 +126,8 @@ class Linkage(CommonPeople):
     a filter of every person.
     """
 
-    threshold: float = 0.8
-    hashes: int = 20
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.threshold <= 1.0:
-            raise ConfigError(f"{self.name}.threshold must be above 0 and at most 1, got {self.threshold}. Try 0.8")
-        LinkFilters(self.hashes)
+    threshold: Annotated[Share, Advice("try 0.8")] = 0.8
+    hashes: bloom.Hashes = 20
 
     @property
     def ops(self) -> DeclaredOps:

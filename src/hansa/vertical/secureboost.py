@@ -6,25 +6,25 @@ party with the labels has the trees; the other parties have the thresholds of sp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from hansa.classical.trees.bins import MOST_BINS
-from hansa.classical.trees.forest_ops import MOST_TREES
+from hansa.classical.trees.bins import BinCount
+from hansa.classical.trees.forest_ops import Trees
 from hansa.core.algorithm import PeopleScores, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
+from hansa.core.quantities import Count, Factor, Rate, Share
 from hansa.core.registry import register
 from hansa.numerics import rng
 from hansa.numerics.params import Params
 from hansa.plumbing.errors import ConfigError, DataError, RoundAborted
-from hansa.secure.additive import check_bits
+from hansa.secure.additive import AdditiveKeyBits
 from hansa.vertical.column_model import ColumnModel, asked_people
 from hansa.vertical.split_ops import Roles
 from hansa.vertical.tree_bins import TreeBins
-from hansa.vertical.tree_messages import MOST_CELLS, MOST_DEPTH
+from hansa.vertical.tree_messages import MOST_CELLS, ColumnLevels
 from hansa.vertical.tree_ops import BoostTrees, ForestTrees, GrowTrees
 from hansa.vertical.tree_scores import TreeScores, TreeTest
 
@@ -40,10 +40,10 @@ class ColumnTrees(ColumnModel):
     (`hansa predict --federation` writes them).
     """
 
-    max_depth: int = 6
-    bins: int = 32
-    min_samples: int = 1
-    key_bits: int = 2048
+    max_depth: ColumnLevels = 6
+    bins: BinCount = 32
+    min_samples: Count = 1
+    key_bits: AdditiveKeyBits = 2048
     match: Literal["psi", "same"] = "psi"
     of_job: str | None = None
     people: tuple[str, ...] = ()
@@ -53,16 +53,6 @@ class ColumnTrees(ColumnModel):
     grows: ClassVar[str] = "boost-trees"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_depth <= MOST_DEPTH:
-            raise ConfigError(f"{self.name}: max_depth must lie in 1..{MOST_DEPTH}, got {self.max_depth}")
-        if not 2 <= self.bins <= MOST_BINS - 1:
-            raise ConfigError(f"{self.name}: bins must lie in 2..{MOST_BINS - 1}, got {self.bins}")
-        if self.min_samples < 1:
-            raise ConfigError(f"{self.name}: min_samples must be at least 1, got {self.min_samples}")
-        try:
-            check_bits(self.key_bits)
-        except DataError as reason:
-            raise ConfigError(f"{self.name}: key_bits: {reason}") from None
         self.check_people()
 
     @property
@@ -145,18 +135,10 @@ class SecureBoost(ColumnTrees):
     `Boosting`; for the other fields see `ColumnTrees`.
     """
 
-    lr: float = 0.3
-    l2: float = 1.0
-    gamma: float = 0.0
-    min_weight: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.lr < math.inf:
-            raise ConfigError(f"secureboost: lr must be positive, got {self.lr}")
-        for name in ("l2", "gamma", "min_weight"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"secureboost: {name} must be a number from 0, got {getattr(self, name)}")
+    lr: Rate = 0.3
+    l2: Factor = 1.0
+    gamma: Factor = 0.0
+    min_weight: Factor = 0.0
 
     def growing(self, state: State) -> GrowTrees:
         return BoostTrees(state.slots["classes"], self.lr, self.l2, self.gamma, self.min_weight, self.min_samples,
@@ -172,19 +154,12 @@ class ColumnForest(ColumnTrees):
     fields see `ColumnTrees`.
     """
 
-    trees: int = 20
-    per_round: int = 1
-    columns: float | None = None
+    trees: Trees = 20
+    per_round: Trees = 1
+    columns: Share | None = None
     bootstrap: bool = True
     forest: ClassVar[bool] = True
     grows: ClassVar[str] = "forest-trees"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.trees <= MOST_TREES or not 1 <= self.per_round <= MOST_TREES:
-            raise ConfigError(f"column-forest: trees and per_round must lie in 1..{MOST_TREES}")
-        if self.columns is not None and not 0 < self.columns <= 1:
-            raise ConfigError(f"column-forest: columns is a share above 0 and at most 1, got {self.columns}")
 
     def growing(self, state: State) -> GrowTrees:
         done, slots = state.slots["trees"], state.slots

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from hansa.core.algorithm import PeopleScores, Problem, State
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
+from hansa.core.quantities import BatchSize, Epochs, Momentum, Noise, Norm, Rate
 from hansa.core.registry import register
 from hansa.models.dense import Logistic, TwoNN
 from hansa.models.model import Model
@@ -28,15 +29,8 @@ from hansa.vertical.split_ops import Roles, SplitTest, SplitTrain
 from hansa.vertical.split_scores import SplitScores
 
 
-def check_training(algorithm: Any) -> None:
-    """Raise a ConfigError for invalid settings of the optimisers and batches of a split network."""
-    for name in ("epochs", "batch", "lr"):
-        if not getattr(algorithm, name) > 0:
-            raise ConfigError(f"{name} must be positive, got {getattr(algorithm, name)}")
-    if algorithm.top_lr is not None and not algorithm.top_lr > 0:
-        raise ConfigError(f"top_lr must be positive, got {algorithm.top_lr}")
-    if not 0 <= algorithm.momentum < 1:
-        raise ConfigError(f"momentum must lie in [0, 1), got {algorithm.momentum}")
+def check_momentum(algorithm: Any) -> None:
+    """Raise a ConfigError for a momentum that no optimiser of a split network has."""
     if algorithm.momentum and "sgd" not in (algorithm.optimiser, algorithm.top_optimiser):
         raise ConfigError("momentum is for the optimiser 'sgd'; leave it out, or set optimiser = 'sgd'")
 
@@ -67,28 +61,26 @@ class Split(ColumnModel):
     middle_at: int | None = None
     columns: tuple[int, ...] = ()
     match: Literal["psi", "same"] = "psi"
-    epochs: int = 1
-    batch: int = 32
+    epochs: Epochs = 1
+    batch: BatchSize = 32
     optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
+    lr: Rate = 0.1
+    momentum: Momentum = 0.0
     top_optimiser: Literal["sgd", "adam"] | None = None
-    top_lr: float | None = None
-    clip: float | None = None
-    noise: float = 0.0
+    top_lr: Rate | None = None
+    clip: Norm | None = None
+    noise: Noise = 0.0
     dtype: Literal["float32", "float64"] = "float32"
     of_job: str | None = None
     people: tuple[str, ...] = ()
     salt: str = ""
 
     def __post_init__(self) -> None:
-        check_training(self)
+        check_momentum(self)
         if (self.middle is None) != (self.middle_at is None):
             raise ConfigError("middle and middle_at belong together: give the model and the number of its party")
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"clip must be positive, got {self.clip}")
-        if self.noise < 0 or (self.noise and self.clip is None):
-            raise ConfigError("noise must not be negative, and needs clip: its standard deviation is noise * clip")
+        if self.noise and self.clip is None:
+            raise ConfigError("noise needs clip: its standard deviation is noise * clip")
         if not self.bottoms:
             raise ConfigError("bottoms: give one model for all parties, or one per party")
         self.check_people()

@@ -9,12 +9,13 @@ from hansa.core.algorithm import Algorithm, Problem, State
 from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
+from hansa.core.quantities import BatchSize, Epochs, Momentum, Rate
 from hansa.core.registry import register
 from hansa.models.dense import Logistic, TwoNN
 from hansa.models.model import Model
 from hansa.numerics.params import Params
 from hansa.plumbing.errors import ConfigError, RoundAborted
-from hansa.vertical.split import check_training
+from hansa.vertical.split import check_momentum
 from hansa.vertical.split_sequential_ops import SplitSize, SplitTurns, SplitTurnsTest, Turns
 
 
@@ -33,19 +34,19 @@ class SequentialSplit(Algorithm):
     middle: Model = TwoNN(hidden=32, outputs=16)
     head: Model = Logistic()
     server: int = 0
-    epochs: int = 1
-    batch: int = 32
+    epochs: Epochs = 1
+    batch: BatchSize = 32
     optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
+    lr: Rate = 0.1
+    momentum: Momentum = 0.0
     top_optimiser: Literal["sgd", "adam"] | None = None
-    top_lr: float | None = None
+    top_lr: Rate | None = None
     dtype: Literal["float32", "float64"] = "float32"
     trains: ClassVar[bool] = False
     participation: ClassVar[Any] = "all"
 
     def __post_init__(self) -> None:
-        check_training(self)
+        check_momentum(self)
 
     @property
     def verbs(self) -> frozenset[str]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hansa.classical.trees.bins import MOST_BINS, Bins, rows_of
+from hansa.classical.trees.bins import BinCount, Bins, rows_of
 from hansa.classical.trees.coded import coded
 from hansa.classical.trees.sketches import spread_cuts
 from hansa.core.entries import Sizes, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import Place
+from hansa.core.quantities import CHECKED
 from hansa.core.registry import register
 from hansa.holdings.stored_rows import whole
 from hansa.plumbing.errors import PartyError
@@ -37,7 +37,7 @@ class TreeBins(Op):
     The reply has one number: how many sums a node takes (`Layout`).
     """
 
-    bins: Place = 32
+    bins: Annotated[BinCount, CHECKED] = 32
 
     entries = stated(**ROLES)
 
@@ -45,8 +45,6 @@ class TreeBins(Op):
         Roles.of(payload)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        if not 2 <= self.bins <= MOST_BINS - 1:
-            raise PartyError(f"tree-bins: bins must lie in 2..{MOST_BINS - 1}, got {self.bins}")
         roles = Roles.of(payload)
         rows, x = common_rows(memory, ROWS, roles), features(party, roles, "train")
         own = rows_of(x)[rows.cpu().numpy()]

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.classical.trees.histograms import TreeOp
 from hansa.core.entries import Several, Sizes, stated
+from hansa.core.fields import Owner
 from hansa.core.op import Payload, Shape
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp
 from hansa.plumbing.errors import DataError, PartyError
-from hansa.secure.additive import capacity_of, check_bits
+from hansa.secure.additive import capacity_of
 from hansa.vertical.encrypted_bins import Fields
 from hansa.vertical.split_ops import PARTY, ROLES, Roles
 from hansa.vertical.tree_bins import sums_of
@@ -29,6 +31,7 @@ from hansa.vertical.tree_bins import sums_of
 BLOCK = 4096  # samples of a message with encrypted statistics
 PARCEL = 256  # ciphertexts of a message with sums
 MOST_DEPTH = 16
+ColumnLevels = Annotated[int, Meta(ge=1, le=MOST_DEPTH, description="levels of splits"), Owner(0, 64)]
 MOST_CELLS = 2**19  # trees of a round times rows: the numbers of a message
 
 
@@ -72,12 +75,11 @@ class TreeSession(SessionOp):
 
     def check_session(self, roles: Roles) -> None:
         try:
-            check_bits(self.key_bits)
             self.fields(roles).slots(capacity_of(self.key_bits))
         except DataError as reason:
             raise PartyError(f"{self.name}: {reason}") from None
-        if not 1 <= self.max_depth <= MOST_DEPTH or self.trees(roles) * roles.rows > MOST_CELLS:
-            raise PartyError(f"{self.name}: at most {MOST_DEPTH} levels, and {MOST_CELLS} trees times rows in a round")
+        if self.trees(roles) * roles.rows > MOST_CELLS:
+            raise PartyError(f"{self.name}: at most {MOST_CELLS} trees times rows in a round")
 
     def expects_messages(self, payload: Payload, sender: int, receiver: int) -> Sequence[Mapping[str, Shape]]:
         roles = Roles.of(payload)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 
 from hansa.classical.trees import gradients
 from hansa.classical.trees.boosting import boosting_rule, boosting_value
-from hansa.classical.trees.forest_ops import MOST_TREES, ForestSums, bootstrap, drawn_columns, mean_value
+from hansa.classical.trees.forest_ops import MOST_TREES, ForestSums, Trees, bootstrap, drawn_columns, mean_value
 from hansa.classical.trees.histograms import GradientHistograms, targets
 from hansa.classical.trees.table import NAMES, TreeArrays
 from hansa.classical.trees.targets import mean_and_bound_of
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Party, Payload, Reply
-from hansa.core.quantities import AnyCount, Columns, Depth, Factor, KeyBits, Rate, Rows, Seed, Size, Some, Wide
+from hansa.core.quantities import MANY, SEEDS, AnyCount, Factor, Rate, Seed, Size, Some
 from hansa.core.registry import register
 from hansa.core.session_op import Talk
 from hansa.numerics import rng
 from hansa.plumbing.errors import PartyError
+from hansa.secure.additive import AdditiveKeyBits
 from hansa.vertical.psi_ops import ROWS
 from hansa.vertical.split_ops import Roles, common_rows
 from hansa.vertical.tree_active import Active, Grown
 from hansa.vertical.tree_bins import PREFIX, sums_of
-from hansa.vertical.tree_messages import TreeSession
+from hansa.vertical.tree_messages import ColumnLevels, TreeSession
 from hansa.vertical.tree_passive import Passive
 
 Array = np.ndarray[Any, Any]
@@ -87,12 +90,12 @@ class BoostTrees(GrowTrees):
     classes: Size = 2
     lr: Rate = 0.3
     l2: Factor = 1.0
-    gamma: Wide = 0.0
-    min_weight: Rows = 0.0
+    gamma: Annotated[float, Meta(ge=0), Owner(0, 1e9)] = 0.0
+    min_weight: Annotated[float, Meta(ge=0), Owner(0, MANY)] = 0.0
     min_samples: AnyCount = 1
-    max_depth: Depth = 6
+    max_depth: ColumnLevels = 6
     most_bins: Some = 33
-    key_bits: KeyBits = 2048
+    key_bits: AdditiveKeyBits = 2048
     measures: ClassVar[frozenset[str] | None] = frozenset({"train_loss"})
 
     def trees(self, roles: Roles) -> int:
@@ -144,19 +147,17 @@ class ForestTrees(GrowTrees):
     """Grow `count` trees of a random forest over columns, by the exchange of boosted trees."""
 
     classes: Size = 2
-    count: Some = 1
-    first: Seed = 0
+    count: Annotated[Trees, Owner(0, 100_000)] = 1
+    first: Annotated[int, Meta(ge=0, le=MOST_TREES), SEEDS] = 0
     key: Seed = 0
     bootstrap: bool = True
-    columns: Columns | None = None
+    columns: Annotated[float, Meta(gt=0, le=1), Owner(0, MANY)] | None = None
     min_samples: AnyCount = 1
-    max_depth: Depth = 6
+    max_depth: ColumnLevels = 6
     most_bins: Some = 33
-    key_bits: KeyBits = 2048
+    key_bits: AdditiveKeyBits = 2048
 
     def trees(self, roles: Roles) -> int:
-        if not 1 <= self.count <= MOST_TREES or not 0 <= self.first <= MOST_TREES:
-            raise PartyError(f"{self.name}: 1 to {MOST_TREES} trees")
         return self.count
 
     def sums(self, rows: int) -> ForestSums:

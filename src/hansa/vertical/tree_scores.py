@@ -21,7 +21,7 @@ from hansa.classical.trees.table import TreeArrays
 from hansa.core.entries import Sizes, stated
 from hansa.core.op import Memory, Party, Payload, Reply, Shape
 from hansa.core.predictor import METRICS
-from hansa.core.quantities import Depth, Size
+from hansa.core.quantities import Size
 from hansa.core.registry import register
 from hansa.core.route_op import Message
 from hansa.core.session_op import Receive, Send, SessionOp, Talk
@@ -31,7 +31,7 @@ from hansa.vertical.split_ops import ROLES, Roles, common_rows
 from hansa.vertical.split_scores import HELD, PEOPLE, SCORED, SCORES, UNKNOWN, people_here
 from hansa.vertical.tree_active import OWNERS
 from hansa.vertical.tree_bins import RECORDS, coded_rows, features, own_bins
-from hansa.vertical.tree_messages import MOST_CELLS, MOST_DEPTH
+from hansa.vertical.tree_messages import MOST_CELLS, ColumnLevels
 from hansa.vertical.tree_ops import BASE, CENTRE, loss_of, stored_trees
 from hansa.vertical.tree_passive import goes_left
 
@@ -54,8 +54,8 @@ class TreeWalk(SessionOp):
 
     def expects_messages(self, payload: Payload, sender: int, receiver: int) -> Sequence[Mapping[str, Shape]]:
         roles = Roles.of(payload)
-        if not 1 <= self.max_depth <= MOST_DEPTH or roles.rows > MOST_CELLS:
-            raise PartyError(f"{self.name}: at most {MOST_DEPTH} levels, and {MOST_CELLS} samples")
+        if roles.rows > MOST_CELLS:
+            raise PartyError(f"{self.name}: at most {MOST_CELLS} samples")
         cells = cells_of(roles)
         steps = -(-roles.rows * MOST_TREES // cells) * self.max_depth
         if sender == roles.holder and receiver in roles.shapes:
@@ -185,7 +185,7 @@ class TreeTest(TreeWalk):
 
     classes: Size = 2
     forest: bool = False
-    max_depth: Depth = 6
+    max_depth: ColumnLevels = 6
     measures: ClassVar[frozenset[str] | None] = METRICS
     evaluates: ClassVar[bool] = True
     entries = TreeWalk.entries
@@ -217,7 +217,7 @@ class TreeScores(TreeWalk):
 
     classes: Size = 2
     forest: bool = False
-    max_depth: Depth = 6
+    max_depth: ColumnLevels = 6
     job: str | None = None
     scores_people: ClassVar[bool] = True
     entries = stated(**ROLES, **PEOPLE)
