@@ -74,7 +74,7 @@ def test_run_prints_one_json_object_last_and_fills_the_run_folder(experiment: Pa
         (["task.dataset=digit"], "unknown data set 'digit'; did you mean 'digits'?"),
         (["task.model=cnnn"], "unknown model 'cnnn'; did you mean 'cnn'?"),
         (["run.round=3"], "run: unknown field 'round'; did you mean 'rounds'?"),
-        (["run.cohort=3.0"], "cohort must be a fraction of the parties above 0"),
+        (["run.cohort=3.0"], "cohort must be above 0 and at most 1, got 3; for a count, set cohort_size"),
         (["run.rounds=0"], "rounds must be at least 1"),
         (["run.device=tpu"], "run.device"),
         (["tsk.dataset=digits"], "unknown table [tsk]; did you mean 'task'?"),

@@ -139,6 +139,26 @@ def test_headings_of_a_study_are_readable() -> None:
     assert files.partitions[0].label == "parties' own files"
 
 
+def test_a_part_is_described_with_the_limits_of_its_numbers_and_the_owners_ranges(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_parts("local", "dp-sgd", True)
+    fields = {field["name"]: field for field in json.loads(capsys.readouterr().out)["fields"]}
+    assert fields["clip"]["limits"] == "above 0" and fields["clip"]["owner"] == "1e-09 to 1000000000"
+    assert fields["momentum"]["limits"] == "at least 0 and below 1"
+    assert fields["epochs"]["owner"] == "none: counted by [limits] before the work begins"
+    assert not {"limits", "owner"} & {*fields["per_layer"], *fields["schedule"]}
+    show_parts("secure", "masking", True)
+    fields = {field["name"]: field for field in json.loads(capsys.readouterr().out)["fields"]}
+    assert fields["threshold"]["limits"] == "above 0.5 and at most 1" and "owner" not in fields["threshold"]
+    show_parts("local", "dp-sgd", False)
+    shown = capsys.readouterr().out
+    assert "limits" in shown and "owner's range" in shown and "at least 1" in shown
+    show_parts("secure", "masking", False)
+    shown = capsys.readouterr().out
+    assert "limits" in shown and "owner's range" not in shown
+
+
 def test_an_op_is_described_with_what_it_reads_from_its_payload(capsys: pytest.CaptureFixture[str]) -> None:
     show_parts("op", "private-histograms", True)
     payload = json.loads(capsys.readouterr().out)["payload"]

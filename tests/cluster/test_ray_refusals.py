@@ -39,8 +39,9 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"actors": 0}, "actors must be at least 1"), ({"cpus": 0.0}, "cpus must lie in"),
-     ({"gpus": 2.0}, r"gpus must lie in 0.0001..1, got 2.0; an actor trains on one card"), ({"gpus": 0.0}, "gpus must"),
+    [({"actors": 0}, "actors must be at least 1"), ({"cpus": 0.0}, "cpus must be above 0 and at most 1024"),
+     ({"gpus": 2.0}, r"gpus must be at least 0.0001 and at most 1, got 2; an actor trains on one card"),
+     ({"gpus": 0.0}, "gpus must"),
      ({"gpus": 0.5}, r"gpus is 0.5, and run.device is 'cpu'; set run.device = 'cuda'"),
      ({"address": "ray://head:10001"}, "that of a Ray client"), ({"inner": "workers"}, "inner"),
      ({"nodes": 3}, "unknown field 'nodes'")],

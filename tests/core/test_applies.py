@@ -123,7 +123,7 @@ def test_run_refuses_fields_without_effect() -> None:
 
 
 def test_a_cohort_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cohort must be a fraction of the parties above 0 and at most 1, got 0"):
+    with pytest.raises(ConfigError, match="cohort must be above 0 and at most 1, got 0"):
         Run(cohort=0)
 
 

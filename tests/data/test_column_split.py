@@ -92,8 +92,10 @@ def test_other_samples_are_refused(x: Any, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
-    [({"overlap": 0.0}, "overlap is 0.0"), ({"overlap": 1.5}, "overlap is 1.5"), ({"labels": ()}, "with labels"),
-     ({"labels": (2,)}, "from 0 to 1"), ({"labels": (0, 0)}, "each once"), ({"parties": 0}, "at least 1 party")],
+    [({"overlap": 0.0}, "overlap must be above 0 and at most 1, got 0"),
+     ({"overlap": 1.5}, "overlap must be above 0 and at most 1, got 1.5"), ({"labels": ()}, "with labels"),
+     ({"labels": (2,)}, "from 0 to 1"), ({"labels": (0, 0)}, "each once"),
+     ({"parties": 0}, "parties must be at least 1")],
 )  # fmt: skip
 def test_bad_fields_are_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

@@ -134,7 +134,7 @@ def test_synthetic_parties_stay_the_same_when_more_join() -> None:
 
 
 def test_synthetic_refuses_what_is_no_deviation() -> None:
-    with pytest.raises(ConfigError, match="alpha and beta"):
+    with pytest.raises(ConfigError, match="alpha must be at least 0"):
         Synthetic(alpha=-1.0)
-    with pytest.raises(ConfigError, match="at least 1 party"):
+    with pytest.raises(ConfigError, match="parties must be at least 1"):
         Synthetic(parties=0)

@@ -27,7 +27,7 @@ from hansa.data.table_ops import (
 from hansa.holdings.gateway import SampleGateway
 from hansa.holdings.table_layout import TableLayout
 from hansa.numerics.objective import Objective
-from hansa.plumbing.errors import PartyError
+from hansa.plumbing.errors import ConfigError, PartyError
 
 LAYOUT = TableLayout((("age", "number"), ("city", "text"), ("seen", "date")))
 ROWS = {"age": [20.0, 30.0, None], "city": ["Riga", "Köln", None], "seen": ["2020-01-01", None, "2021-02-03"]}
@@ -105,8 +105,7 @@ def test_sums_that_their_counts_do_not_allow_are_impossible() -> None:
     (TableSums(), {**SUMS, "centre": torch.zeros(3, 1, dtype=torch.float64)}),  # one number per row
     (TableHistogram(), {**AGE, "low": numbers(1), "high": numbers(1)}),
     (TableHistogram(), {**AGE, "low": numbers(0), "high": numbers(math.inf)}),
-    (TableCategories(8, 12), CITIES),  # finer than the names that are asked for
-    (TableCategories(16, 36), CITIES),
+    (TableCategories(41, 12), CITIES),  # more bits than a code has
     (TableCategories(40, 12), {"column": whole(0), "prefix": whole(0)}),
     (TableCategories(40, 12), {"column": whole(1, 1), "prefix": whole(1, 0)}),
     (TableCategories(40, 12), {"column": whole(1, 1), "prefix": whole(0, 0)}),
@@ -118,6 +117,12 @@ def test_sums_that_their_counts_do_not_allow_are_impossible() -> None:
 def test_a_payload_that_asks_for_more_is_refused_before_a_sample_is_read(op: Op, payload: dict[str, Any]) -> None:
     here = party()
     assert refuses_payload(op, payload, sizes_of(here.objective.spec, here.data, {})) is not None
+
+
+@pytest.mark.parametrize(("shift", "bits"), [(8, 12), (16, 36), (40, 0)])  # 8: finer than the names that are asked for
+def test_counts_by_other_bits_than_are_answered_are_refused(shift: int, bits: int) -> None:
+    with pytest.raises(ConfigError, match=r"shift must be at least 16|bits must be at least 1 and at most 12"):
+        TableCategories(shift, bits)
 
 
 def plan() -> dict[str, Any]:

@@ -160,6 +160,23 @@ def test_a_part_is_valid_by_name_and_with_all_of_its_fields_and_no_others(check:
     assert flagged(check, place("no-such-name"))
 
 
+@pytest.mark.parametrize(("tree", "right"), [
+    ({"run": {"rounds": 0}}, {"run": {"rounds": 1}}),
+    ({"run": {"cohort": 1.5}}, {"run": {"cohort": 0.5}}),
+    ({"run": {"quorum": -1}}, {"run": {"quorum": 0.5}}),
+    ({"run": {"deadline": 0}}, {"run": {"deadline": "none"}}),
+    ({"audit": {"keep_replies": True, "keep_bytes": 0}}, {"audit": {"keep_replies": True, "keep_bytes": 1}}),
+    ({"privacy": {"secure": {"name": "paillier", "key_bits": 1025}}},
+     {"privacy": {"secure": {"name": "paillier", "key_bits": 1024}}}),
+    ({"algorithm": {"name": "boosting", "leaves": 1, "growth": "leaves"}},
+     {"algorithm": {"name": "boosting", "leaves": 2, "growth": "leaves"}}),
+    ({"algorithm": {"name": "boosting", "categorical": [-1]}}, {"algorithm": {"name": "boosting", "categorical": [1]}}),
+])  # fmt: skip
+def test_a_number_outside_its_limits_is_flagged(check: Check, tree: Any, right: Any) -> None:
+    assert flagged(check, BASE | tree) is not None and refused(BASE | tree) is not None
+    assert flagged(check, BASE | right) is None and refused(BASE | right) is None
+
+
 def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every table, list and value of a file."""
     yield path

@@ -401,7 +401,7 @@ def test_no_sum_without_signatures_hides_beside_one_with_signatures(other: Allow
 
 @pytest.mark.parametrize("text, message", [
     ('[approve]\nmode = "rules"\n', "needs a rule"), ("[approve]\nrounds = 3\n", "is a rule, and mode is 'always'"),
-    ('[approve]\nmode = "rules"\nrounds = -1\n', "rounds must be positive"), ('[approve]\nmode = "never"\n', "mode"),
+    ('[approve]\nmode = "rules"\nrounds = -1\n', "rounds must be at least 1"), ('[approve]\nmode = "never"\n', "mode"),
     ("[approve]\nround = 3\n", "unknown field 'round'"),
 ])  # fmt: skip
 def test_a_mistake_in_the_table_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:

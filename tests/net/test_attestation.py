@@ -163,7 +163,7 @@ LIST = f'measurements = ["{snp.MEASUREMENT}"]'
     ('[trust.attestation]\nname = "sev-snp"\nmeasurements = ["AB"]\nroots = "x"', "expected 96 hex digits"),
     (f'[trust.attestation]\nname = "sev-snp"\n{LIST}\nroots = "x"\ntcb = {{ bios = 1 }}', "unknown part of the"),
     (f'[trust.attestation]\nname = "sev-snp"\n{LIST}\nroots = "x"\ntcb = {{ snp = 300 }}', "expected a whole number"),
-    (f'[trust.attestation]\nname = "sev-snp"\n{LIST}\nroots = "x"\nvmpl = 4', r"vmpl must lie in 0\.\.3"),
+    (f'[trust.attestation]\nname = "sev-snp"\n{LIST}\nroots = "x"\nvmpl = 4', r"vmpl must be at least 0 and at most 3"),
     (f'[trust.attestation]\nname = "tdx"\n{LIST}\nroots = "x"\nrtmrs = {{ 4 = "00" }}', "unknown register '4'"),
     (f'[trust.attestation]\nname = "tdx"\n{LIST}\nroots = "x"\nrtmrs = {{ 1 = "00" }}', "rtmrs.1: expected 96 hex"),
 ])  # fmt: skip

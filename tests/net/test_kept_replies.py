@@ -248,7 +248,7 @@ def test_where_nothing_readable_would_be_stored_the_setting_is_refused(tables: d
 def test_settings_that_would_be_ignored_are_refused() -> None:
     with pytest.raises(ConfigError, match="keep_bytes = 10 has no effect while keep_replies is false"):
         parse(tree({"keep_bytes": 10}))
-    with pytest.raises(ConfigError, match="keep_bytes must be positive"):
+    with pytest.raises(ConfigError, match="keep_bytes must be at least 1"):
         parse(tree({**KEEP, "keep_bytes": 0}))
     with pytest.raises(ConfigError, match="a simulation can be repeated"):
         parse(tree(KEEP)).settings()

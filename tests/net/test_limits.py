@@ -629,8 +629,8 @@ def test_after_a_shutdown_parties_come_back_spread_over_a_minute_if_there_are_ma
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"connections": 0}, "connections must be positive, got 0"),
-        ({"stall": 120.0}, "stall must be at most 60 seconds"),
+        ({"connections": 0}, "connections must be at least 1, got 0"),
+        ({"stall": 120.0}, "stall must be at least 0.1 and at most 60"),
         ({"per_adress": 3}, "per_address"),
     ],
 )

@@ -140,7 +140,7 @@ def test_ids_are_read_for_matching_alone_and_a_repeat_counts_once(gateway: Any) 
     closed.close()
     with pytest.raises(PartyError, match="may not read"):
         closed.ids("match")
-    with pytest.raises(ConfigError, match="matches must not be negative"):
+    with pytest.raises(ConfigError, match="matches must be at least 0"):
         gateway(SGD(), "matches = -1")
 
 

@@ -144,7 +144,7 @@ def test_with_a_floor_evaluations_are_limited_without_a_word_of_the_owners() -> 
 
 
 @pytest.mark.parametrize(("text", "why"), [
-    ("queries = -1", "queries must not be negative"), ("queries = nan", "expected a number"),
+    ("queries = -1", "queries must be at least 0"), ("queries = nan", "expected a number"),
     ("total = { trains = 1 }", "unknown kind of query 'trains'; did you mean 'train'"),
     ("per_job = { train = -1 }", "per_job.train: expected a whole number that is not negative"),
     ("per_job = { train = 1.5 }", "expected a whole number"), ("per_job = { train = true }", "expected a whole number"),

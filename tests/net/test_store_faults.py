@@ -187,7 +187,7 @@ def test_uploads_leave_the_last_of_the_disk_to_the_record(found: Callable[..., L
     assert got.status == 507 and "fewer than serve.min_free = 4,611,686,018,427,387,904" in got.error
     assert ann.reply(ask, draft(why="there is no room for it")).receipt.status == "accepted"
     assert disk.free(league.folder) > 0
-    with pytest.raises(ConfigError, match="min_free must not be negative"):
+    with pytest.raises(ConfigError, match="min_free must be at least 0"):
         Serve(min_free=-1)
 
 

@@ -484,7 +484,7 @@ def test_under_a_floor_evaluations_are_limited_without_a_word_of_the_owners() ->
 @pytest.mark.parametrize("name", ["min_samples", "numbers"])
 def test_a_limit_that_is_negative_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "party.toml").write_text(f"[evaluate]\n{name} = -1")
-    with pytest.raises(ConfigError, match=f"evaluate.{name} must not be negative"):
+    with pytest.raises(ConfigError, match=f"{name} must be at least 0"):
         Policy.read(tmp_path / "party.toml")
 
 
@@ -497,8 +497,8 @@ def test_what_an_aggregator_says_beside_the_op_does_not_get_below_the_floor(tmp_
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("epsilon = 0.0", "epsilon must be positive"), ("delta = 2.0", "delta must lie between 0 and 1"),
-    ("sigma = -1.0", "sigma must not be negative"), ("sigmas = 1.0", "unknown field 'sigmas'"),
+    ("epsilon = 0.0", "epsilon must be above 0"), ("delta = 2.0", "delta must be above 0 and below 1"),
+    ("sigma = -1.0", "sigma must be at least 0"), ("sigmas = 1.0", "unknown field 'sigmas'"),
     ("dp = 1", "expected"), ("clip = [0.1, 1.0]", "privacy.clip is now clip in the table [ranges]"),
 ])  # fmt: skip
 def test_a_floor_that_is_none_is_refused_with_one_sentence(tmp_path: Path, text: str, said: str) -> None:

@@ -187,16 +187,17 @@ def test_a_bound_is_for_updates_that_are_summed() -> None:
     assert "run.max_norm" in refusal(hansa.FedAvg(fusion=hansa.Median()), privacy=bound)
     assert "leave one out" in refusal(privacy={**NOISY, **bound})
     for length in (-1.0, 0.0):
-        assert "must be positive" in refusal(privacy={"bound": length})
+        assert "must be above 0" in refusal(privacy={"bound": length})
 
 
 @pytest.mark.parametrize(
     ("fields", "sentence"),
-    [({}, "give epsilon, the budget of the run, or sigma"), ({"sigma": -1}, "sigma must be finite and not negative"),
-     ({"epsilon": 0}, "epsilon must be positive"), ({"sigma": 1, "clip": 0}, "clip must be positive"),
-     ({"sigma": 1, "delta": 1.5}, "delta must lie between 0 and 1"), ({"sigma": 0, "epsilon": 3}, "hides nothing"),
+    [({}, "give epsilon, the budget of the run, or sigma"), ({"sigma": -1}, "sigma must be at least 0"),
+     ({"epsilon": 0}, "epsilon must be above 0"), ({"sigma": 1, "clip": 0}, "clip must be above 0"),
+     ({"sigma": 1, "delta": 1.5}, "delta must be above 0 and below 1"), ({"sigma": 0, "epsilon": 3}, "hides nothing"),
      ({"sigma": 1, "total_weight": 3}, "set weight_cap too"), ({"sigma": 1, "sigma_b": 3}, "set quantile too"),
-     ({"sigma": 1, "quantile": 2}, "quantile must lie in 0..1"), ({"sigma": 1, "kind": "local"}, "unknown"),
+     ({"sigma": 1, "quantile": 2}, "quantile must be at least 0 and at most 1"),
+     ({"sigma": 1, "kind": "local"}, "unknown"),
      ({"sigma": 4, "quantile": 0.5, "sigma_b": 1}, "it must be more than half of sigma"),
      ({"sigma": 4, "quantile": 0.5, "sigma_b": 2}, "it must be more than half of sigma"),
      ({"sigma": 1, "clips": 1}, "unknown field 'clips'"), ({"sigma": "much"}, "privacy.dp (central).sigma")],

@@ -116,7 +116,7 @@ def test_the_best_model_survives_a_resume_at_any_round(at: int, tmp_path: Path) 
         ({"keep": "best", "test": False}, "target, patience and keep need a test set"),
         ({"patience": 2, "test": False}, "target, patience and keep need a test set"),
         ({"min_delta": 0.1}, "min_delta applies to patience and keep"),
-        ({"min_delta": -0.1, "patience": 1}, "min_delta must not be negative"),
+        ({"min_delta": -0.1, "patience": 1}, "min_delta must be at least 0"),
     ],
 )
 def test_settings_that_would_have_no_effect_are_refused(settings: dict[str, Any], sentence: str) -> None:

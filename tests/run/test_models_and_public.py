@@ -218,7 +218,7 @@ def test_an_experiment_file_names_models_and_public_samples(public: str, tmp_pat
 @pytest.mark.parametrize(
     ("task", "sentence"),
     [('model = "logistic"', "one model for all parties, or several by name"),
-     ('assigned = ["tiny"]', "assigned: there is no model 'tiny'"), ("public = 0", "public must be a positive number"),
+     ('assigned = ["tiny"]', "assigned: there is no model 'tiny'"), ("public = 0", "public must be at least 1, got 0"),
      ('assigned = "small"', "assigned"), ('public = "nowhere.npz"', "nowhere.npz"),
      ('public = "test_models_and_public:nothing"', "has no 'nothing'"),
      ("public = 100000", "task.public: cannot keep")],

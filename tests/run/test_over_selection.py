@@ -56,8 +56,8 @@ def test_a_sum_of_fewer_parties_than_the_least_cohort_is_never_made() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"min_cohort": 5}, "can never be met"), ({"min_cohort": 0}, "min_cohort must be positive"),
-     ({"over_select": -0.1}, "over_select must not be negative")],
+    [({"min_cohort": 5}, "can never be met"), ({"min_cohort": 0}, "min_cohort must be at least 1"),
+     ({"over_select": -0.1}, "over_select must be at least 0")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -314,5 +314,5 @@ def test_terms_that_would_hide_nothing_are_refused() -> None:
         SecureShares(1, 0.67, 0)  # as a party is asked
     with pytest.raises(RoundAborted, match="over one party"):
         Parties(numbers(1)).sum(Masking())
-    with pytest.raises(ConfigError, match="threshold must be above 0.5"):
+    with pytest.raises(ConfigError, match=r"threshold must be above 0.5"):
         SecureShares(5, 0.3, 4)

@@ -67,15 +67,15 @@ def test_the_slowest_of_m_exponential_parties_takes_the_harmonic_number_times_th
 @pytest.mark.parametrize(
     ("make", "fault"),
     [
-        (lambda: hansa.Devices(latency=Constant(-1.0)), "value must not be negative"),
+        (lambda: hansa.Devices(latency=Constant(-1.0)), "value must be at least 0"),
         (lambda: hansa.SGD(steps=0), "steps must be at least 1"),
-        (lambda: Run(cohort_size=0), "cohort_size must be positive"),
-        (lambda: Run(deadline=0.0), "deadline must be positive"),
-        (lambda: hansa.Devices(dropout=1.5), "dropout must lie in 0..1"),
-        (lambda: hansa.Devices(stragglers=-0.1), "stragglers must lie in 0..1"),
-        (lambda: hansa.Bernoulli(p=0.0), "p must lie in"),
-        (lambda: hansa.DayNight(share=0.0), "share must lie in"),
-        (lambda: hansa.DayNight(period=0.0), "period must be positive"),
+        (lambda: Run(cohort_size=0), "cohort_size must be at least 1"),
+        (lambda: Run(deadline=0.0), "deadline must be above 0"),
+        (lambda: hansa.Devices(dropout=1.5), "dropout must be at least 0 and at most 1"),
+        (lambda: hansa.Devices(stragglers=-0.1), "stragglers must be at least 0 and at most 1"),
+        (lambda: hansa.Bernoulli(p=0.0), "p must be above 0 and at most 1"),
+        (lambda: hansa.DayNight(share=0.0), "share must be above 0 and at most 1"),
+        (lambda: hansa.DayNight(period=0.0), "period must be above 0"),
         (
             lambda: hansa.simulate(hansa.FedAvg(), task(), devices={"bandwidth": Constant(0.0)}),
             "run.devices.bandwidth: value must be positive",

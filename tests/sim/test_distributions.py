@@ -97,12 +97,12 @@ def test_a_missing_or_bad_trace_is_one_clear_sentence(tmp_path: Path, text: str 
 @pytest.mark.parametrize(
     ("name", "fields", "fault"),
     [
-        ("constant", {"value": -1.0}, "value must not be negative"),
+        ("constant", {"value": -1.0}, "value must be at least 0"),
         ("constant", {"value": math.inf}, "expected a number, got inf"),
-        ("exponential", {"mean": 0.0}, "mean must be positive"),
-        ("exponential", {"mean": -1.0}, "mean must be positive"),
-        ("lognormal", {"mean": 0.0}, "mean must be positive"),
-        ("lognormal", {"sigma": -0.1}, "sigma must not be negative"),
+        ("exponential", {"mean": 0.0}, "mean must be above 0"),
+        ("exponential", {"mean": -1.0}, "mean must be above 0"),
+        ("lognormal", {"mean": 0.0}, "mean must be above 0"),
+        ("lognormal", {"sigma": -0.1}, "sigma must be at least 0"),
     ],
 )
 def test_distributions_of_negative_numbers_are_refused(name: str, fields: dict[str, float], fault: str) -> None:

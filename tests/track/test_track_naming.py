@@ -59,7 +59,7 @@ def test_a_tracker_is_named_in_every_form(given: Any, found: tuple[Any, ...]) ->
         ("mlflow:", "track: expected mlflow:URI, got 'mlflow:'"),
         ({"mlflow": {"url": "x"}}, "track (mlflow): unknown field 'url'; did you mean 'uri'?"),
         ({"mlflow": 3}, r"track.mlflow: expected a table, as in [track.mlflow], got 3"),
-        ({"mlflow": {"wait": 0}}, "wait must be positive"),
+        ({"mlflow": {"wait": 0}}, "wait must be above 0"),
         (7, "track: expected trackers by name"),
     ],
 )

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hansa.core.fields import limits_of, plain, range_of, stated_types
 from hansa.core.plain_data import field_default, field_types, to_config, type_name
 from hansa.core.registry import KINDS, Part, lookup, noun, registered, summary  # fmt: skip
 from hansa.data import draw, held
@@ -36,25 +37,25 @@ def show_kinds(as_json: bool) -> None:
     console.print("hansa parts KIND lists the parts of a kind with their fields; hansa parts KIND NAME describes one")
 
 
-def rows(cls: type[Part], prefix: str = "") -> list[tuple[str, str, str]]:
-    """Name, type and default of each field, as text.
+def rows(cls: type[Part], prefix: str = "") -> list[tuple[str, str, str, str, str]]:
+    """Name, type, default, limits and the owner's default range of each field, as text.
 
     The fields of a default that is itself a part follow, by dotted names.
     """
     out = []
-    for name, hint in field_types(cls).items():
+    for name, hint in stated_types(cls).items():
         default = field_default(cls, name)
         part = isinstance(default, Part)
         text = "needed" if default is dataclasses.MISSING else default.name if part else str(default)
-        out.append((prefix + name, type_name(hint), text))
+        out.append((prefix + name, type_name(plain(hint)), text, limits_of(hint), range_of(cls, hint)))
         out += rows(type(default), f"{prefix}{name}.") if part else []
     return out
 
 
-def fields(cls: type[Part]) -> list[tuple[str, str, Any]]:
-    """Name, type and default of each field."""
+def fields(cls: type[Part]) -> list[dict[str, Any]]:
+    """Name, type and default of each field, with the limits and the owner's default range of numbers."""
     out = []
-    for name, hint in field_types(cls).items():
+    for name, hint in stated_types(cls).items():
         default = field_default(cls, name)
         if default is dataclasses.MISSING:
             default = None
@@ -62,7 +63,9 @@ def fields(cls: type[Part]) -> list[tuple[str, str, Any]]:
             default = to_config(default)
         elif isinstance(default, tuple):
             default = [to_config(part) if isinstance(part, Part) else part for part in default]
-        out.append((name, type_name(hint), default))
+        said = {"limits": limits_of(hint), "owner": range_of(cls, hint)}
+        out.append({"name": name, "type": type_name(plain(hint)), "default": default,
+                    **{key: text for key, text in said.items() if text}})  # fmt: skip
     return out
 
 
@@ -73,7 +76,7 @@ def show_parts(kind: str, name: str | None, as_json: bool) -> None:
         described = [
             {"name": n, "about": summary(c)[0], "details": summary(c)[1],
              **({"withstands": withstands} if (withstands := _withstands(c)) else {}),
-             "fields": [{"name": f, "type": t, "default": d} for f, t, d in fields(c)],
+             "fields": fields(c),
              **({"payload": {f: words for f, words in entries}} if (entries := _entries(c)) else {})}
             for n, c in chosen.items()
         ]  # fmt: skip
@@ -84,7 +87,7 @@ def show_parts(kind: str, name: str | None, as_json: bool) -> None:
         table = Table(kind, "description", *(["withstands"] if sums else []), "fields")
         for n, cls in chosen.items():
             extra = [_withstands(cls)] if sums else []
-            table.add_row(n, summary(cls)[0], *extra, ", ".join(f for f, _, _ in fields(cls)))
+            table.add_row(n, summary(cls)[0], *extra, ", ".join(field_types(cls)))
         console.print(table)
         return
     about, details = summary(chosen[name])
@@ -93,9 +96,11 @@ def show_parts(kind: str, name: str | None, as_json: bool) -> None:
         console.print(details, markup=False)
     if withstands := _withstands(chosen[name]):
         console.print(f"withstands: {withstands}", markup=False)
-    table = Table("field", "type", "default")
-    for row in rows(chosen[name]):
-        table.add_row(*row)
+    heads, found = ["field", "type", "default", "limits", "owner's range"], rows(chosen[name])
+    shown = [at for at in range(len(heads)) if at < 3 or any(row[at] for row in found)]
+    table = Table(*(heads[at] for at in shown))
+    for row in found:
+        table.add_row(*(escape(row[at]) for at in shown))
     console.print(table)
     if entries := _entries(chosen[name]):
         table = Table("payload entry", "what it must be")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from msgspec import Meta
+
+from hansa.core.fields import Advice
+from hansa.core.quantities import Count
 from hansa.core.registry import register
 from hansa.plumbing.errors import ConfigError
 from hansa.sim.engine import Engine, EngineInputs, ReferenceEngine
@@ -23,20 +27,14 @@ class Ray(Engine):
     """
 
     address: str = "local"
-    actors: int | None = None
-    cpus: float = 1.0
-    gpus: float | None = None
+    actors: Annotated[Count, Advice("leave it out for all of the cluster")] | None = None
+    cpus: Annotated[float, Meta(gt=0, le=1024)] = 1.0
+    gpus: Annotated[float, Meta(ge=1e-4, le=1), Advice("an actor trains on one card, or on a share of it")] | None = (
+        None
+    )
     inner: Literal["stacked", "reference"] = "stacked"
 
     def __post_init__(self) -> None:
-        if self.actors is not None and self.actors < 1:
-            raise ConfigError(f"actors must be at least 1, got {self.actors}; leave it out for all of the cluster")
-        if not 0 < self.cpus <= 1024:
-            raise ConfigError(f"cpus must lie in 0..1024, got {self.cpus}")
-        if self.gpus is not None and not 1e-4 <= self.gpus <= 1:
-            raise ConfigError(
-                f"gpus must lie in 0.0001..1, got {self.gpus}; an actor trains on one card, or on a share of it"
-            )
         if self.address.startswith("ray://"):
             raise ConfigError(
                 f"address: {self.address!r} is that of a Ray client; start the run on a machine of the cluster and "

@@ -102,6 +102,19 @@ def words(stated: tuple[Any, ...]) -> str:
     return " and ".join(bounds)
 
 
+def limits_of(hint: Any) -> str:
+    """The limits of the numbers of a type in words; a type of several numbers may have several."""
+    return " or ".join(dict.fromkeys(text for _, stated in statements(hint) if (text := words(stated))))
+
+
+def range_of(cls: type[Any], hint: Any) -> str:
+    """The owner's default range of a field of a part in words, or why it needs none; empty if no request has it."""
+    owner = owner_of(hint) if getattr(cls, "kind", None) in REQUESTED else None
+    if owner is None:
+        return ""
+    return f"none: {owner.harmless}" if owner.harmless else f"{owner.least:.12g} to {owner.most:.12g}"
+
+
 def check_limits(value: Any, stated: tuple[Any, ...], where: str) -> None:
     """Raise a ConfigError for a number outside its limits."""
     for meta in stated:

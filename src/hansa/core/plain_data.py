@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from hansa.core.applies import idle
-from hansa.core.fields import LimitError, check_limits, plain, stated_types
+from hansa.core.fields import LimitError, check_limits, plain, stated_types, statements
 from hansa.core.registry import Part, lookup, nameless, noun, readers, registered
 from hansa.plumbing.errors import ConfigError, nearest
 
@@ -254,3 +254,18 @@ def _plain(value: Any, hint: Any = None) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return value
+
+
+def check_fields(record: Any, hints: Mapping[str, Any]) -> None:
+    """Check fields of a dataclass by their types, and convert them, as for a message or a file."""
+    for name, hint in hints.items():
+        value = getattr(record, name)
+        checked = convert(value, hint, f"{type(record).__name__}.{name}")
+        if checked is not value:
+            object.__setattr__(record, name, checked)
+
+
+def check_numbers(record: Any) -> None:
+    """Check those fields of a dataclass, which is no part, whose types state limits of numbers."""
+    hints = stated_types(type(record))
+    check_fields(record, {name: hint for name, hint in hints.items() if any(s for _, s in statements(hint))})

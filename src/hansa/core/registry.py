@@ -67,13 +67,9 @@ class Part:
             cls.__post_init__ = check_first  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        from hansa.core.plain_data import convert  # makes parts itself, so it imports this module
+        from hansa.core.plain_data import check_fields  # makes parts itself, so it imports this module
 
-        for name, hint in stated_types(type(self)).items():
-            value = getattr(self, name)
-            checked = convert(value, hint, f"{type(self).__name__}.{name}")
-            if checked is not value:
-                object.__setattr__(self, name, checked)
+        check_fields(self, stated_types(type(self)))
         check_applies(self)
 
 

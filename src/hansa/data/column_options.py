@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from hansa.core.plain_data import fill
+from msgspec import Meta
+
+from hansa.core.plain_data import check_numbers, fill
+from hansa.core.quantities import Count
 from hansa.data.cells import parsed_date
 from hansa.holdings.table_layout import Kind, TableLayout
 from hansa.plumbing.errors import ConfigError
@@ -20,6 +23,7 @@ PARTS: dict[str, tuple[float, float] | None] = {
 }  # fmt: skip
 MOST_BINS = 1024
 MOST_CATEGORIES = 4096
+CategoryLimit = Annotated[int, Meta(ge=1, le=MOST_CATEGORIES)]
 OF_KIND = {
     "number": ("impute", "scale", "bounds", "bins", "spacing", "indicator"),
     "text": ("impute", "categories", "min_count", "limit", "hash", "indicator"),
@@ -45,21 +49,20 @@ class ColumnOptions:
     impute: str | float | None = None
     scale: Literal["standardise", "bounds", "none"] | None = None
     bounds: tuple[float, ...] = ()
-    bins: int | None = None
+    bins: Annotated[int, Meta(ge=2, le=MOST_BINS)] | None = None
     spacing: Literal["quantile", "uniform"] | None = None
     indicator: bool = False
     categories: tuple[str, ...] = ()
-    min_count: int | None = None
-    limit: int | None = None
-    hash: int | None = None
+    min_count: Count | None = None
+    limit: CategoryLimit | None = None
+    hash: Annotated[int, Meta(ge=2, le=MOST_CATEGORIES)] | None = None
     parts: tuple[str, ...] = ()
     reference: str | None = None
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.bounds and (len(self.bounds) != 2 or self.bounds[0] >= self.bounds[1]):
             raise ConfigError(f"bounds must be the lowest and the highest value, got {list(self.bounds)}")
-        if self.bins is not None and not 2 <= self.bins <= MOST_BINS:
-            raise ConfigError(f"bins must lie in 2..{MOST_BINS}, got {self.bins}")
         if self.bins is not None and not self.bounds:
             raise ConfigError("bins needs bounds, the lowest and the highest value, such as bounds = [0, 100]")
         if self.bins is not None and self.scale is not None:
@@ -70,9 +73,7 @@ class ColumnOptions:
             raise ConfigError(f"bounds scale a column to -1..1; scale = {self.scale!r} would ignore them")
         if self.scale == "bounds" and not self.bounds and self.kind != "date" and not self.parts:
             raise ConfigError("scale = 'bounds' needs bounds, such as bounds = [0, 100]")
-        _check_at_least(1, min_count=self.min_count, limit=self.limit)
-        _check_at_least(2, hash=self.hash)
-        if max(self.limit or 0, self.hash or 0, len(self.categories)) > MOST_CATEGORIES:
+        if len(self.categories) > MOST_CATEGORIES:
             raise ConfigError(f"a column can have at most {MOST_CATEGORIES} categories")
         if len(set(self.categories)) < len(self.categories):
             raise ConfigError("categories must be distinct")
@@ -128,12 +129,6 @@ class ColumnOptions:
         """The bounds of a number (part ""), or of a part of a date."""
         known = PARTS.get(part)
         return known if known is not None else (self.bounds[0], self.bounds[1])
-
-
-def _check_at_least(least: int, **values: int | None) -> None:
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise ConfigError(f"{name} must be at least {least}, got {value}")
 
 
 def parse_columns(columns: Mapping[str, Any]) -> tuple[dict[str, ColumnOptions], list[str]]:

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.quantities import Parties, Share
 from hansa.core.registry import register
 from hansa.data.dataset import Data
-from hansa.data.partition import Partition, check_parties, generator
+from hansa.data.partition import Partition, generator
 from hansa.plumbing.errors import ConfigError, DataError
 
 Rows = tuple[Tensor, Tensor | None]
@@ -39,15 +40,12 @@ class Columns(Partition):
     row of pixels.
     """
 
-    parties: int = 2
-    overlap: float = 1.0
+    parties: Parties = 2
+    overlap: Share = 1.0
     labels: tuple[int, ...] = (0,)
     data: ClassVar[str] = "columns"
 
     def __post_init__(self) -> None:
-        check_parties(self.parties)
-        if not 0 < self.overlap <= 1:
-            raise ConfigError(f"overlap is {self.overlap}; the share of rows that all parties hold is above 0, up to 1")
         holders = set(self.labels)
         if not holders or len(holders) < len(self.labels) or not holders <= {*range(self.parties)}:
             raise ConfigError(

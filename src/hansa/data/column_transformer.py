@@ -13,14 +13,15 @@ from torch import Tensor
 from hansa.core.data_op import DataOp
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.federation import Federation
+from hansa.core.quantities import Count
 from hansa.core.registry import ENTRIES, WORDS, register
 from hansa.data.apply_table import WIDEST, ApplyTable, Binned, Categories, Hashed, Scaled, Step, TablePlan
 from hansa.data.cells import MISSING, canonical, parsed_date
 from hansa.data.column_options import (
     DROP,
     MEAN,
-    MOST_CATEGORIES,
     MOST_FREQUENT,
+    CategoryLimit,
     ColumnOptions,
     declared_kinds,
     fitted_options,
@@ -70,18 +71,14 @@ class ColumnTransformer(Preparation):
 
     columns: dict = field(default_factory=dict, metadata={ENTRIES: ColumnOptions, WORDS: (*KINDS, DROP)})  # type: ignore[type-arg]
     only: bool = False
-    min_count: int = 5
-    limit: int = 256
+    min_count: Count = 5
+    limit: CategoryLimit = 256
     missing: tuple[str, ...] = MISSING
 
     ops: ClassVar[DeclaredOps] = tuple(map(OpenOp, OPS))
 
     def __post_init__(self) -> None:
         parse_columns(self.columns)
-        if self.min_count < 1:
-            raise ConfigError(f"min_count must be at least 1, got {self.min_count}")
-        if not 1 <= self.limit <= MOST_CATEGORIES:
-            raise ConfigError(f"limit must lie in 1..{MOST_CATEGORIES}, got {self.limit}")
 
     def kinds(self) -> tuple[dict[str, Kind], list[str]]:
         """The kinds of columns that the options decide, and the columns that are dropped."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hansa.core.quantities import BelowOne
 from hansa.core.registry import register
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data, Dataset, stratified_split
@@ -40,12 +41,10 @@ class CsvFile(Dataset):
     target: str
     predicts: Literal["classes", "numbers"] = "classes"
     drop: tuple[str, ...] = ()
-    test: float = 0.2
+    test: BelowOne = 0.2
     raw: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.test < 1:
-            raise ConfigError(f"test must lie in 0..1 (1 excluded), got {self.test}")
         if self.target in self.drop:
             raise ConfigError(f"the target {self.target!r} is in drop; leave it out there")
 

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hansa.core.quantities import AnyCount, Count, Fraction, Parties
 from hansa.core.registry import register
 from hansa.data.dataset import Data
-from hansa.data.partition import Partition, check_dirichlet, check_parties, check_rows, cut, draw_until, generator
-from hansa.plumbing.errors import ConfigError, DataError
+from hansa.data.partition import (
+    Concentration,
+    Partition,
+    check_rows,
+    cut,
+    draw_until,
+    generator,
+)
+from hansa.plumbing.errors import DataError
 
 
 @register("dirichlet")
@@ -25,13 +33,9 @@ class Dirichlet(Partition):
     Only min_size = 0 allows empty parties.
     """
 
-    parties: int = 10
-    alpha: float = 0.5
-    min_size: int = 1
-
-    def __post_init__(self) -> None:
-        check_parties(self.parties)
-        check_dirichlet(self.alpha, self.min_size)
+    parties: Parties = 10
+    alpha: Concentration = 0.5
+    min_size: AnyCount = 1
 
     def split(self, data: Data, seed: int) -> list[np.ndarray]:
         y = labels(data, self.name)
@@ -62,13 +66,8 @@ class Shards(Partition):
     McMahan et al. 2017: MNIST, 100 parties, 2 of 200 shards of 300 rows each, so that most parties see two digits.
     """
 
-    parties: int = 100
-    per_party: int = 2
-
-    def __post_init__(self) -> None:
-        check_parties(self.parties)
-        if self.per_party < 1:
-            raise ConfigError(f"per_party is {self.per_party}; a party gets at least 1 shard")
+    parties: Parties = 100
+    per_party: Count = 2
 
     def split(self, data: Data, seed: int) -> list[np.ndarray]:
         y = labels(data, self.name)
@@ -91,13 +90,8 @@ class Similarity(Partition):
     Sizes differ by one at most.
     """
 
-    parties: int = 100
-    similarity: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_parties(self.parties)
-        if not 0 <= self.similarity <= 1:
-            raise ConfigError(f"similarity is {self.similarity}; it is a share of the rows in 0..1")
+    parties: Parties = 100
+    similarity: Fraction = 0.1
 
     def split(self, data: Data, seed: int) -> list[np.ndarray]:
         y = labels(data, self.name)

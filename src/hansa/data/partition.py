@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from hansa.core.quantities import Amount, AnyCount, Parties
 from hansa.core.registry import Part, register
 from hansa.data.dataset import Data
 from hansa.plumbing.errors import ConfigError, DataError
 
+Concentration = Annotated[float, Meta(gt=0, description="of a Dirichlet distribution")]
 DRAWS = 100  # how often a random split is drawn again until every party has its minimum
 
 
@@ -49,10 +52,7 @@ class Iid(Partition):
     McMahan et al. 2017, the IID split. Sizes differ by one at most.
     """
 
-    parties: int = 10
-
-    def __post_init__(self) -> None:
-        check_parties(self.parties)
+    parties: Parties = 10
 
     def split(self, data: Data, seed: int) -> list[np.ndarray]:
         check_rows(len(data.y), self.parties, 1)
@@ -69,14 +69,9 @@ class Noise(Partition):
     the standard deviation sigma * i / N. The paper calls that a variance; its code uses it as a deviation, as we do.
     """
 
-    parties: int = 10
-    sigma: float = 0.1
+    parties: Parties = 10
+    sigma: Amount = 0.1
     changes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_parties(self.parties)
-        if self.sigma < 0:
-            raise ConfigError(f"sigma is {self.sigma}; a noise level is 0 or more")
 
     def split(self, data: Data, seed: int) -> list[np.ndarray]:
         return Iid(self.parties).split(data, seed)
@@ -101,13 +96,9 @@ class Quantity(Partition):
     give rows to those that lack them. Only min_size = 0 allows empty parties.
     """
 
-    parties: int = 10
-    alpha: float = 0.5
-    min_size: int = 1
-
-    def __post_init__(self) -> None:
-        check_parties(self.parties)
-        check_dirichlet(self.alpha, self.min_size)
+    parties: Parties = 10
+    alpha: Concentration = 0.5
+    min_size: AnyCount = 1
 
     def split(self, data: Data, seed: int) -> list[np.ndarray]:
         check_rows(len(data.y), self.parties, self.min_size)
@@ -164,20 +155,6 @@ def draw_until(draw: Callable[[], list[np.ndarray]], min_size: int) -> list[np.n
         sizes[poor] += moved
         sizes[rich] -= moved
     return [np.sort(part) for part in parts]
-
-
-def check_parties(parties: int) -> None:
-    """Refuse a number of parties below 1."""
-    if parties < 1:
-        raise ConfigError(f"parties is {parties}; a federation has at least 1 party")
-
-
-def check_dirichlet(alpha: float, min_size: int) -> None:
-    """Refuse parameters outside the Dirichlet distribution's range."""
-    if not alpha > 0:
-        raise ConfigError(f"alpha is {alpha}; the concentration of a Dirichlet distribution is above 0")
-    if min_size < 0:
-        raise ConfigError(f"min_size is {min_size}; it is 0 or more rows")
 
 
 def check_rows(rows: int, parties: int, min_size: int) -> None:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from hansa.core.fields import Advice
+from hansa.core.quantities import Count
 from hansa.core.registry import register
 from hansa.data.dataset import Data, Dataset, locate, read_text
-from hansa.plumbing.errors import ConfigError, DataError
+from hansa.plumbing.errors import DataError
 
 SOURCE = "github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt, saved as tinyshakespeare.txt"
 TEST_PART = 5  # the last fifth of a speaker's windows, at least one
@@ -33,16 +37,8 @@ class Shakespeare(Dataset):
     test set.
     """
 
-    length: int = 80
-    min_windows: int = 2
-
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise ConfigError(f"length is {self.length}; it must be at least 1 character")
-        if self.min_windows < 2:
-            raise ConfigError(
-                f"min_windows is {self.min_windows}; it must be at least 2, one to train on and one to test on"
-            )
+    length: Count = 80
+    min_windows: Annotated[int, Meta(ge=2), Advice("one to train on and one to test on")] = 2
 
     def load(self, data_dir: str | None = None) -> Data:
         path = locate(data_dir, "shakespeare", "tinyshakespeare.txt", SOURCE)

@@ -7,15 +7,16 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated Optimization in Heter
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 
 from hansa.core.applies import Applies, Unless
+from hansa.core.quantities import Amount, Parties
 from hansa.core.registry import register
 from hansa.data.dataset import Data, Dataset
-from hansa.plumbing.errors import ConfigError
 
 DIMENSIONS = 60
 CLASSES = 10
@@ -34,18 +35,12 @@ class Synthetic(Dataset):
     parties share one W, b ~ N(0, 1) and v = 0, whatever alpha and beta are.
     """
 
-    alpha: float = 1.0
-    beta: float = 1.0
-    parties: int = 30
-    seed: int = 0
+    alpha: Amount = 1.0
+    beta: Amount = 1.0
+    parties: Parties = 30
+    seed: Annotated[int, Meta(ge=0)] = 0
     iid: bool = False
     applies: ClassVar[Applies] = {"alpha": Unless("iid", True), "beta": Unless("iid", True)}
-
-    def __post_init__(self) -> None:
-        if self.alpha < 0 or self.beta < 0:
-            raise ConfigError(f"alpha and beta are deviations, 0 or more; got {self.alpha} and {self.beta}")
-        if self.parties < 1 or self.seed < 0:
-            raise ConfigError(f"at least 1 party and a seed of 0 or more are needed; got {self.parties}, {self.seed}")
 
     def load(self, data_dir: str | None = None) -> Data:
         shared = self._rng(0)

@@ -11,15 +11,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from hansa.core.entries import WHOLE, Shaped, Sizes, stated
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import Bits, CheckedWhole
+from hansa.core.quantities import CHECKED
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.data.cells import CODE_BITS, NAME_BYTES
@@ -241,13 +243,13 @@ class TableCategories(Op):
     is the number of bits that are left out, at least 16. `bits` is the number of bits beyond the prefix.
     """
 
-    shift: CheckedWhole
-    bits: Bits
+    shift: Annotated[int, Meta(ge=SHORTEST), CHECKED]
+    bits: Annotated[int, Meta(ge=1, le=MOST_BITS), Owner(1, 64)]
     per_sample: ClassVar[Bounds] = {"rows": PerSample(), "counts": PerSample(over=(-1,))}
     entries = stated(column=CODES, prefix=CODES)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
-        if not (1 <= self.bits <= MOST_BITS and SHORTEST <= self.shift <= CODE_BITS - self.bits):
+        if self.shift > CODE_BITS - self.bits:
             raise PartyError("the ask reads other bits of codes than are answered")
         _check_pairs(payload, sizes)
 

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from hansa.core.algorithm import Algorithm
 from hansa.core.applies import Applies, If, check_applies
+from hansa.core.plain_data import check_numbers
+from hansa.core.quantities import Count
 from hansa.plumbing.errors import ConfigError
 from hansa.privacy import Privacy
 
@@ -21,13 +23,12 @@ class AuditTable:
     """
 
     keep_replies: bool = False
-    keep_bytes: int = BYTES
+    keep_bytes: Count = BYTES
     applies: ClassVar[Applies] = {"keep_bytes": If("keep_replies", True)}
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         check_applies(self)
-        if self.keep_bytes < 1:
-            raise ConfigError(f"keep_bytes must be positive, got {self.keep_bytes}")
 
     def check(self, algorithm: Algorithm, privacy: Privacy) -> None:
         """Raise a ConfigError if nothing readable would be stored."""

@@ -7,13 +7,17 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
 
 from hansa.adversary import Adversary, adversaries, named
 from hansa.core.algorithm import Algorithm
 from hansa.core.columns import REFUSED
+from hansa.core.fields import Advice
 from hansa.core.party_models import check_choice, turn_of
-from hansa.core.plain_data import fill, from_config, nest
+from hansa.core.plain_data import check_numbers, fill, from_config, nest
+from hansa.core.quantities import BelowOne, Count
 from hansa.core.registry import registered
 from hansa.core.task import Task
 from hansa.data.column_transformer import ColumnTransformer
@@ -74,12 +78,12 @@ class TaskTable:
     parties: tuple[str, ...] = ()
     test: str | None = None
     target: str | None = None
-    party_test: float = 0.0
-    trusted: int | str | None = None
-    classes: int | None = None
+    party_test: BelowOne = 0.0
+    trusted: Count | str | None = None
+    classes: Annotated[int, Meta(ge=2), Advice("for numbers, set loss = 'mse'")] | None = None
     models: dict | None = None  # type: ignore[type-arg]
     assigned: tuple[str, ...] | dict | None = None  # type: ignore[type-arg]
-    public: int | str | None = None
+    public: Count | str | None = None
     data_dir: str | None = None
     dtype: Literal["float32", "float64"] = "float32"
     ids: str | None = None
@@ -90,10 +94,9 @@ class TaskTable:
     augment: str | None = None
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if (self.dataset is None) == (not self.parties):
             raise ConfigError("give either dataset, or parties as a list of CSV or NPZ files, and not both")
-        if not 0.0 <= self.party_test < 1.0:
-            raise ConfigError(f"party_test must lie in 0..1 (1 excluded), got {self.party_test}")
         if self.dataset is not None and not (self.test is None and self.target is None and self.classes is None):
             raise ConfigError(
                 "test, target and classes apply to parties as files; a data set has its own: leave them out"
@@ -108,8 +111,6 @@ class TaskTable:
             raise ConfigError("labels must be at least two distinct texts, and give the number of classes themselves")
         if self.augment is not None and not is_function(self.augment):
             raise ConfigError(f"augment must name a function, as in 'my_module:function', got {self.augment!r}")
-        if self.classes is not None and self.classes < 2:
-            raise ConfigError(f"classes must be at least 2, got {self.classes}; for numbers, set loss = 'mse'")
         if self.classes is not None and self.loss in ("mse", "mae", "bce"):
             raise ConfigError(
                 f"classes needs the loss 'cross_entropy', and loss is {self.loss!r}; leave one of them out"
@@ -122,11 +123,9 @@ class TaskTable:
                 "sample_weight names a column of the parties' files; a data set has its weights in Data.weights: leave "
                 "it out"
             )
-        if isinstance(self.trusted, int) and self.trusted < 1:
-            raise ConfigError(f"trusted must be at least 1 (samples), got {self.trusted}")
         if self.trusted is not None and isinstance(self.trusted, int) != (self.dataset is not None):
             raise ConfigError("trusted must be a number of samples for a data set, and a file for parties as files")
-        if isinstance(self.public, int) and (self.dataset is None or self.public < 1):
+        if isinstance(self.public, int) and self.dataset is None:
             raise ConfigError(
                 "public must be a positive number of samples of the data set, a file, or a function; with parties as "
                 f"files it is a file or a function; got {self.public}"

@@ -1,7 +1,7 @@
 """The JSON schema of experiment files, made from the registered parts (JSON Schema, draft 7).
 
-Editors complete and check a TOML file with it. The schema knows names, types and defaults. Ranges of values, and
-settings that exclude each other, are checked when Hansa reads the file. Editors take completions from `properties`
+Editors complete and check a TOML file with it. The schema knows names, types, limits of numbers and defaults. Settings
+that exclude each other are checked when Hansa reads the file. Editors take completions from `properties`
 below `allOf`, and not from `then`; so each kind of part has both.
 """
 
@@ -12,8 +12,10 @@ import json
 import re
 import types
 from collections.abc import Iterable
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from hansa.core.fields import schema as limits
+from hansa.core.fields import stated_types
 from hansa.core.plain_data import NONE, field_default, field_types, says_none, to_config
 from hansa.core.registry import ENTRIES, WORDS, Part, noun, reads_nameless, registered, summary
 from hansa.experiment.audit import AuditTable
@@ -114,7 +116,7 @@ class SchemaBuilder:
         types: list[Schema] = []
         told: dict[str, list[str]] = {}
         for part, cls in owners:
-            hint, default = field_types(cls)[field], field_default(cls, field)
+            hint, default = stated_types(cls)[field], field_default(cls, field)
             schema = self.kind(hint.kind) if _is_part(hint) else self.value(hint)
             if schema not in types:
                 types.append(schema)
@@ -124,7 +126,7 @@ class SchemaBuilder:
 
     def _part(self, kind: str, cls: type[Part]) -> Schema:
         """The table of one part."""
-        fields = {f: self.value(hint, field_default(cls, f)) for f, hint in field_types(cls).items()}
+        fields = {f: self.value(hint, field_default(cls, f)) for f, hint in stated_types(cls).items()}
         for f in dataclasses.fields(cls):  # type: ignore[arg-type]
             if ENTRIES in f.metadata:
                 entry = {"anyOf": [{"enum": list(f.metadata[WORDS])}, self.table(f.metadata[ENTRIES])]}
@@ -139,7 +141,7 @@ class SchemaBuilder:
     def field(self, cls: type[Any], name: str) -> Schema:
         """A field of a table, with its default and what the docstring says about it."""
         default = field_default(cls, name)
-        schema = self.value(field_types(cls)[name], default)
+        schema = self.value(stated_types(cls)[name], default)
         head: Schema = {"description": sentences(cls, name) + _default(default)}
         if default is not None and default is not dataclasses.MISSING:
             head["default"] = plain(default)
@@ -153,6 +155,8 @@ class SchemaBuilder:
             if says_none(get_args(hint)):
                 schemas.append({"const": NONE})
             return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        if origin is Annotated:
+            return {**self.value(options[0], default), **limits(tuple(options[1:]))}
         if origin is Literal:
             return {"enum": options}
         if origin is tuple:

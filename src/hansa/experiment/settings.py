@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
 
 from hansa.core.applies import Applies, Unless, check_applies
-from hansa.core.plain_data import convert
+from hansa.core.fields import Advice
+from hansa.core.plain_data import check_numbers, convert
+from hansa.core.quantities import Amount, AnyCount, Count, Fraction, Norm, Seconds, Share
 from hansa.core.registry import registered
 from hansa.core.task import Holdings
 from hansa.drift.detector import Detector
@@ -57,9 +61,9 @@ class Run:
     each party on its own test samples, and gives an alarm if it has risen against the party's own past.
     """
 
-    rounds: int = 10
-    cohort: float = 1.0
-    cohort_size: int | None = None
+    rounds: Count = 10
+    cohort: Annotated[Share, Advice("for a count, set cohort_size")] = 1.0
+    cohort_size: Count | None = None
     seed: int = 0
     select: Selector = Uniform()
     pace: Pace = Fixed()
@@ -68,25 +72,25 @@ class Run:
     device: str = "cpu"
     precision: Literal["float32", "tf32", "bf16"] = "float32"
     compile: Literal["auto", "on", "off"] = "auto"
-    eval_every: int = 1
+    eval_every: Count = 1
     eval_parties: bool = True
     metrics: tuple[Metric, ...] = ()
     target: float | None = None
     metric: str | None = None
-    patience: int | None = None
-    min_delta: float = 0.0
+    patience: Count | None = None
+    min_delta: Amount = 0.0
     keep: Literal["last", "best"] = "last"
-    byte_budget: int | None = None
-    time_budget: float | None = None
-    quorum: int | float = 1
-    min_cohort: int = 1
-    over_select: float = 0.0
-    max_norm: float | None = None
-    max_weight: int | None = None
-    max_stats: float | None = None
-    reply_memory: int = 2**30
+    byte_budget: Count | None = None
+    time_budget: Seconds | None = None
+    quorum: AnyCount | Fraction = 1
+    min_cohort: Count = 1
+    over_select: Annotated[Amount, Advice("try 0.3")] = 0.0
+    max_norm: Norm | None = None
+    max_weight: Count | None = None
+    max_stats: Annotated[float, Meta(gt=0)] | None = None
+    reply_memory: Count = 2**30
     devices: Devices = Devices()
-    deadline: float | None = None
+    deadline: Seconds | None = None
     late: Literal["drop", "partial"] = "partial"
     compress: Transform | None = None
     compress_down: Transform | None = None
@@ -94,46 +98,17 @@ class Run:
     finetune: FineTuning = FineTuning()
     baselines: tuple[Baseline, ...] = ()
     detect: Detector | None = None
-    checkpoint_seconds: float = 5.0
+    checkpoint_seconds: Annotated[float, Meta(ge=0, le=10)] = 5.0
     applies: ClassVar[Applies] = {"cohort": Unless("cohort_size")}
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "eval_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_numbers(self)
         check_applies(self)
-        if not 0.0 < self.cohort <= 1.0:
-            raise ConfigError(
-                f"cohort must be a fraction of the parties above 0 and at most 1, got {self.cohort:g}; for a count, "
-                "set cohort_size"
-            )
-        for name in (
-            "cohort_size",
-            "min_cohort",
-            "patience",
-            "byte_budget",
-            "time_budget",
-            "max_norm",
-            "max_weight",
-            "max_stats",
-            "reply_memory",
-            "deadline",
-        ):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, got {value}")
-        if self.over_select < 0:
-            raise ConfigError(f"over_select must not be negative, got {self.over_select}; try 0.3")
-        if not 0 <= self.checkpoint_seconds <= 10:
-            raise ConfigError(f"checkpoint_seconds must lie in 0..10, got {self.checkpoint_seconds}")
         for party, table in self.own.items():
             if not isinstance(table, Mapping):
                 raise ConfigError(f"own.{party}: expected a table of lr, batch, epochs or steps, got {table!r}")
         object.__setattr__(self, "own", {str(party): dict(table) for party, table in self.own.items()})
-        self.rules()
         object.__setattr__(self, "metrics", measured(self.metrics, self.metric))
-        if self.min_delta < 0:
-            raise ConfigError(f"min_delta must not be negative, got {self.min_delta}")
         if self.late != "partial" and self.deadline is None and not self.devices.stragglers:
             raise ConfigError(
                 f"late = {self.late!r} has no effect without parties that are late; set deadline or devices.stragglers "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from msgspec import Meta
 from torch import Tensor, nn
 
+from hansa.core.quantities import Count
 from hansa.core.registry import register
-from hansa.models.model import Model, check_positive
-from hansa.plumbing.errors import ConfigError
+from hansa.models.model import Model
 
 DEEPEST = 100  # layers
 
@@ -26,15 +28,9 @@ class CharLstm(Model):
 
     inputs: tuple[int, ...] = (80,)
     outputs: int = 90
-    embed: int = 8
-    hidden: int = 256
-    layers: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(embed=self.embed, hidden=self.hidden, layers=self.layers)
-        if self.layers > DEEPEST:
-            raise ConfigError(f"layers is {self.layers}; it must be at most {DEEPEST}")
+    embed: Count = 8
+    hidden: Count = 256
+    layers: Annotated[int, Meta(ge=1, le=DEEPEST)] = 2
 
     def __call__(self) -> nn.Module:
         return CharacterNetwork(self.outputs, self.embed, self.hidden, self.layers)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from hansa.core.quantities import Count
 from hansa.core.registry import register
-from hansa.models.model import Model, check_positive
+from hansa.models.model import Model
 
 
 @register("logistic")
@@ -35,11 +36,7 @@ class TwoNN(Model):
 
     inputs: tuple[int, ...] = (1, 28, 28)
     outputs: int = 10
-    hidden: int = 200
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(hidden=self.hidden)
+    hidden: Count = 200
 
     def __call__(self) -> nn.Module:
         return nn.Sequential(

@@ -43,10 +43,3 @@ class Model(Part):
                 f"inputs is {list(self.inputs)}; this model needs images [channels, height, width] of at least "
                 f"{side} by {side} pixels"
             )
-
-
-def check_positive(**sizes: int) -> None:
-    """Refuse a size below 1."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"{name} is {size}; it must be at least 1")

@@ -8,12 +8,15 @@ Machine Learning", ICML 2020: statistics of a batch mislead when parties' data d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
+from hansa.core.quantities import Count
 from hansa.core.registry import register
-from hansa.models.model import Model, check_positive
+from hansa.models.model import Model
 from hansa.plumbing.errors import ConfigError
 
 DEEPEST = 1202  # layers of the deepest network that He et al. 2016 trained
@@ -30,15 +33,14 @@ class ResNetGn(Model):
 
     inputs: tuple[int, ...] = (3, 32, 32)
     outputs: int = 10
-    depth: int = 8
-    width: int = 16
-    groups: int = 2
+    depth: Annotated[int, Meta(ge=8, le=DEEPEST)] = 8
+    width: Count = 16
+    groups: Count = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_images(side=4)
-        check_positive(width=self.width, groups=self.groups)
-        if not 8 <= self.depth <= DEEPEST or self.depth % 6 != 2:
+        if self.depth % 6 != 2:
             raise ConfigError(f"depth is {self.depth}; it must be 6 n + 2: 8, 14, 20, 26 and so on, up to {DEEPEST}")
         if self.width % self.groups:
             raise ConfigError(f"width {self.width} cannot be divided into {self.groups} groups; choose a multiple")

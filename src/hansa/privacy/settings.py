@@ -10,7 +10,8 @@ from typing import Any
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.federation import Federation, SumProtocol
-from hansa.core.plain_data import convert, from_config, to_config
+from hansa.core.plain_data import check_numbers, convert, from_config, to_config
+from hansa.core.quantities import Norm
 from hansa.core.registry import Part
 from hansa.plumbing.errors import ConfigError
 from hansa.privacy.central import CentralDP, RunSettings
@@ -51,11 +52,10 @@ class Privacy:
 
     secure: Channel | None = None
     dp: CentralDP | None = None
-    bound: float | None = None
+    bound: Norm | None = None
 
     def __post_init__(self) -> None:
-        if self.bound is not None and not self.bound > 0:
-            raise ConfigError(f"privacy.bound is a length and must be positive, got {self.bound}")
+        check_numbers(self)
         if self.bound is not None and self.dp is not None:
             raise ConfigError(
                 "privacy.bound: differential privacy already bounds the updates by dp.clip; leave one out"
@@ -176,7 +176,7 @@ def privacy(settings: Any) -> Privacy:
         raise ConfigError(f"[privacy] must be a table, got {settings!r}")
     fields = dict(settings)
     dp = _dp(fields.pop("dp", None))
-    bound = convert(fields.pop("bound", None), float | None, "privacy.bound")
+    bound = convert(fields.pop("bound", None), Norm | None, "privacy.bound")
     secure = fields.pop("secure", None)
     if secure is None and fields:
         raise ConfigError(

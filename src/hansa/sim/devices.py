@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from hansa.core.quantities import Fraction, Seconds, Share
 from hansa.core.registry import Part, register
 from hansa.numerics import rng
 from hansa.plumbing.errors import ConfigError
@@ -46,11 +46,7 @@ class Always(Availability):
 class Bernoulli(Availability):
     """Each party with probability `p`, drawn anew each round."""
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.p <= 1:
-            raise ConfigError(f"p must lie in (0, 1], got {self.p}")
+    p: Share = 0.5
 
     def present(self, seed: int, parties: int, round: int, now: float) -> Sequence[int]:
         chance = rng.uniform(keys_of(seed, np.arange(parties), "available", round), ()).numpy()
@@ -62,14 +58,8 @@ class Bernoulli(Availability):
 class DayNight(Availability):
     """Each party for `share` of every `period` of simulated seconds, with a phase drawn once per party."""
 
-    period: float = 86400.0
-    share: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 < self.period < math.inf:
-            raise ConfigError(f"period must be positive, got {self.period}")
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"share must lie in (0, 1], got {self.share}")
+    period: Seconds = 86400.0
+    share: Share = 0.5
 
     def _time_of_day(self, seed: int, parties: int, now: float) -> Array:
         phase = rng.uniform(keys_of(seed, np.arange(parties), "phase"), ()).numpy() * self.period
@@ -106,14 +96,9 @@ class Devices(Part):
     latency: Distribution = Constant(1.0)
     bandwidth: Distribution | None = None
     availability: Availability = Always()
-    dropout: float = 0.0
-    stragglers: float = 0.0
+    dropout: Fraction = 0.0
+    stragglers: Fraction = 0.0
     relays: Relays | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("dropout", "stragglers"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} must lie in 0..1, got {getattr(self, name)}")
 
     def check(self, parties: int) -> None:
         """Raise ConfigError for a distribution, or a tree of relays, that does not fit the number of parties."""

@@ -9,17 +9,20 @@ import csv
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from hansa.core.quantities import Amount
 from hansa.core.registry import Part, register
 from hansa.numerics import rng
 from hansa.plumbing.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
+Mean = Annotated[float, Meta(gt=0)]
 
 
 class Distribution(Part):
@@ -40,11 +43,7 @@ class Distribution(Part):
 class Constant(Distribution):
     """Always the same value."""
 
-    value: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.value < math.inf:
-            raise ConfigError(f"value must not be negative, got {self.value}")
+    value: Amount
 
     def draw(self, keys: Tensor, parties: Array) -> Array:
         return np.full(tuple(keys.shape), self.value)
@@ -59,10 +58,7 @@ class Constant(Distribution):
 class Exponential(Distribution):
     """Exponential with the given mean. The run-time model of Wang and Joshi 2019 uses it for a step's time."""
 
-    mean: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_mean(self.mean)
+    mean: Mean = 1.0
 
     def draw(self, keys: Tensor, parties: Array) -> Array:
         return -self.mean * np.log1p(-_uniform(keys))
@@ -73,13 +69,8 @@ class Exponential(Distribution):
 class Lognormal(Distribution):
     """Log-normal with the given mean; `sigma` is the standard deviation of its logarithm."""
 
-    mean: float = 1.0
-    sigma: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_mean(self.mean)
-        if not 0 <= self.sigma < math.inf:
-            raise ConfigError(f"sigma must not be negative, got {self.sigma}")
+    mean: Mean = 1.0
+    sigma: Amount = 1.0
 
     def draw(self, keys: Tensor, parties: Array) -> Array:
         # Box and Muller 1958, in numpy: torch's vectorised functions may round by an element's position in the tensor.
@@ -171,11 +162,6 @@ def _uniform(keys: Tensor) -> Array:
     """Draw one uniform number in [0, 1) per key."""
     numbers: Array = rng.uniform(keys, ()).numpy()
     return numbers
-
-
-def _check_mean(mean: float) -> None:
-    if not 0 < mean < math.inf:
-        raise ConfigError(f"mean must be positive, got {mean}")
 
 
 def keys_of(seed: int, parties: Array, *name: int | str) -> Tensor:

@@ -16,6 +16,7 @@ import numpy as np
 
 from hansa.core.ask import Ask
 from hansa.core.op import Replies, Reply
+from hansa.core.quantities import Amount, Count
 from hansa.core.registry import Part, register
 from hansa.plumbing.errors import ConfigError
 from hansa.replies.partial_sums import PartialSum, ReplySum, obstacle, unsuitable
@@ -41,19 +42,15 @@ class Relays(Part):
     """
 
     kind: ClassVar[str] = "relays"
-    counts: tuple[int, ...] = ()
+    counts: tuple[Count, ...] = ()
     groups: tuple[Any, ...] = ()
-    latency: tuple[float, ...] = ()
+    latency: tuple[Amount, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.counts) == bool(self.groups):
             raise ConfigError(
                 "relays: give either counts, as in counts = [10], or groups, as in groups = [[0, 1], [2]]"
             )
-        if any(count < 1 for count in self.counts):
-            raise ConfigError(f"relays.counts: every level has at least one relay, got {list(self.counts)}")
-        if any(seconds < 0 for seconds in self.latency):
-            raise ConfigError(f"relays.latency: seconds are not negative, got {list(self.latency)}")
 
     def paths(self, parties: int) -> list[Path]:
         """The relays above each party; a ConfigError if the tree does not fit the number of parties."""

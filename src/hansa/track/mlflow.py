@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hansa.core.quantities import Seconds
 from hansa.core.registry import register
 from hansa.plumbing.errors import ConfigError, HansaError
 from hansa.track.tracker import Line, Log, RunInfo, Say, Tracker, draw_partition, numbers, params, tags
@@ -46,14 +47,10 @@ class MLflow(Tracker):
     uri: str | None = None
     experiment: str | None = None
     model: str | None = None
-    wait: float = 60.0
+    wait: Seconds = 60.0
     separate_process: ClassVar[bool] = True
     needs: ClassVar[str | None] = "mlflow"
     takes: ClassVar[str | None] = "uri"
-
-    def __post_init__(self) -> None:
-        if not self.wait > 0:
-            raise ConfigError(f"wait must be positive, got {self.wait}")
 
     def open(self, info: RunInfo, state: dict[str, Any], say: Say) -> Log:
         uri = state.get("uri") or self.uri or os.environ.get("MLFLOW_TRACKING_URI")

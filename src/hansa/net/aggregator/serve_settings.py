@@ -8,6 +8,8 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
+from hansa.core.plain_data import check_numbers
+from hansa.core.quantities import AnyCount, Count, Port, Seconds
 from hansa.plumbing.errors import ConfigError
 
 ADMIN = 9464  # the admin port beside port 8443
@@ -18,21 +20,20 @@ class Serve:
     """The table `[serve]`."""
 
     host: str = "0.0.0.0"
-    port: int = 8443
-    absent_after: float = 300.0
-    poll: float = 300.0
-    lease: float = 60.0
-    jobs: int = 4
+    port: Port = 8443
+    absent_after: Seconds = 300.0
+    poll: Seconds = 300.0
+    lease: Seconds = 60.0
+    jobs: Count = 4
     functions: tuple[str, ...] = ()
-    min_free: int = 2**28
+    min_free: AnyCount = 2**28
     evidence: tuple[str, ...] = ()
     admin: str = f"127.0.0.1:{ADMIN}"
     admin_open: bool = False
     admin_hosts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise ConfigError(f"port must lie in 0..65535, got {self.port}")
+        check_numbers(self)
         if self.admin:
             host, port = self.admin_at
             if not self.admin_open and not _is_loopback(host):
@@ -40,11 +41,6 @@ class Serve:
                     f"admin: other machines could reach {host}:{port}, where there is no TLS and no certificate; use "
                     "127.0.0.1, or set admin_open = true if the network is closed to strangers"
                 )
-        for name in ("absent_after", "poll", "lease", "jobs"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.min_free < 0:
-            raise ConfigError(f"min_free must not be negative, got {self.min_free}")
 
     @property
     def admin_at(self) -> tuple[str, int]:

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -19,6 +20,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.x509.oid import NameOID
+from msgspec import Meta
 
 from hansa.core.registry import register
 from hansa.net.attestation.verifier import AttestationError, AttestationVerifier, Evidence, check_bound
@@ -88,7 +90,7 @@ class SevSnp(AttestationVerifier):
     """
 
     tcb: dict = field(default_factory=dict)  # type: ignore[type-arg]
-    vmpl: int = 0
+    vmpl: Annotated[int, Meta(ge=0, le=3)] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,8 +99,6 @@ class SevSnp(AttestationVerifier):
                 raise ConfigError(f"tcb: unknown part of the firmware {name!r}; known: {', '.join(TCB_OIDS)}")
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 255:
                 raise ConfigError(f"tcb.{name}: expected a whole number from 0 to 255, got {value!r}")
-        if not 0 <= self.vmpl <= 3:
-            raise ConfigError(f"vmpl must lie in 0..3, got {self.vmpl}")
 
     def check(self, folder: Path) -> None:
         if not any(_issued(root, root) for root in self.authorities(folder)):

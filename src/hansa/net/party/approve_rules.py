@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
 from hansa.core.op import Op
-from hansa.core.plain_data import field_types
+from hansa.core.plain_data import check_numbers, field_types
 from hansa.core.predictor import Evaluate
+from hansa.core.quantities import Count, Epsilon
 from hansa.core.registry import registered
 from hansa.net.transport.manifest import AllowedOp, Manifest
 from hansa.plumbing.errors import ConfigError
@@ -38,17 +41,18 @@ class Approve:
     models: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ()
     parties: tuple[str, ...] = ()
-    min_parties: int | None = None
-    min_cohort: int | None = None
-    rounds: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    epsilon: float | None = None
-    delta: float | None = None
+    min_parties: Count | None = None
+    min_cohort: Count | None = None
+    rounds: Count | None = None
+    epochs: Count | None = None
+    steps: Count | None = None
+    epsilon: Epsilon | None = None
+    delta: Annotated[float, Meta(gt=0)] | None = None
     secure: bool = False
     active: bool = False
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.mode == "rules" and not self.rules:
             raise ConfigError("mode = 'rules' needs a rule, such as rounds = 100; without one it would approve any job")
         if self.mode != "rules" and self.rules:
@@ -57,10 +61,6 @@ class Approve:
             )
         if self.delta is not None and self.epsilon is None:
             raise ConfigError("delta is that of the rule epsilon; set epsilon too")
-        for name in ("min_parties", "min_cohort", "rounds", "epochs", "steps", "epsilon", "delta"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, got {value}")
 
     @property
     def needed(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from hansa.core.plain_data import check_numbers
+from hansa.core.quantities import AnyCount, Multiple, Norm
 from hansa.plumbing.errors import ConfigError
 
 REFUSALS = 20
@@ -24,20 +25,13 @@ class Broadcasts:
 
     rounds: bool = True
     replays: bool = False
-    norm: float | None = None
-    factor: float | None = None
-    loss: float | None = None
-    refusals: int = REFUSALS
+    norm: Norm | None = None
+    factor: Multiple | None = None
+    loss: Multiple | None = None
+    refusals: AnyCount = REFUSALS
 
     def __post_init__(self) -> None:
-        if self.norm is not None and not 0 < self.norm < math.inf:
-            raise ConfigError(f"broadcast.norm must be positive and finite, got {self.norm}")
-        for name in ("factor", "loss"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value < math.inf:
-                raise ConfigError(f"broadcast.{name} is a multiple and must be at least 1 and finite, got {value}")
-        if self.refusals < 0:
-            raise ConfigError(f"broadcast.refusals must not be negative, got {self.refusals}")
+        check_numbers(self)
         if self.refusals != REFUSALS and self.loss is None:
             raise ConfigError(
                 "broadcast.refusals counts models that are refused for their loss; set broadcast.loss too"

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from hansa.core.op import Memory, Op, Party, Payload
-from hansa.core.plain_data import build
+from hansa.core.plain_data import build, check_numbers
 from hansa.core.predictor import Evaluate, Predictor
+from hansa.core.quantities import AnyCount
 from hansa.core.shapes import largest_shape
 from hansa.core.wrapper import unwrap
 from hansa.metrics.evaluate import EvaluateMetrics
@@ -65,17 +66,14 @@ class Evaluations:
     sees every update, which reveals more than a metric.
     """
 
-    min_samples: int | None = None
-    numbers: int | None = None
+    min_samples: AnyCount | None = None
+    numbers: AnyCount | None = None
     groups: dict | None = None  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         for column, groups in (self.groups or {}).items():
             _groups_of(column, groups)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int) and value < 0:
-                raise ConfigError(f"evaluate.{field.name} must not be negative, got {value}")
+        check_numbers(self)
 
     def under(self, floor: bool) -> Evaluations:
         """The effective limits, with or without a privacy floor."""

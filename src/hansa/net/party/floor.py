@@ -9,7 +9,9 @@ from hansa.core.budget import Budget
 from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
 from hansa.core.op import Op, Payload
+from hansa.core.plain_data import check_numbers
 from hansa.core.predictor import Evaluate
+from hansa.core.quantities import AnyCount, Delta, Epsilon, Sigma
 from hansa.core.wrapper import unwrap
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import FineTune, FineTunedPredictor
@@ -40,24 +42,20 @@ class Floor:
     refuse evaluations or descriptions, leave them out of `ops`.
     """
 
-    epsilon: float | None = None
-    delta: float = 1e-5
+    epsilon: Epsilon | None = None
+    delta: Delta = 1e-5
     dp: bool = False
-    sigma: float = 0.0
+    sigma: Sigma = 0.0
     discrete: bool = False
     secure: bool = False
     active: bool = False
-    declines: int = DECLINES
+    declines: AnyCount = DECLINES
 
     def __post_init__(self) -> None:
-        if self.declines < 0:
-            raise ConfigError(f"declines must not be negative, got {self.declines}")
+        check_numbers(self)
         if self.declines != DECLINES and not self.exists:
             raise ConfigError("declines applies to a privacy floor, which this party has not; set epsilon, dp, secure "
                               "or active too")  # fmt: skip
-        Budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
-        if not self.sigma >= 0:
-            raise ConfigError(f"sigma must not be negative, got {self.sigma}")
         if self.discrete and not self.private:
             raise ConfigError("discrete applies to the noise of dp-sgd, which this party does not require; set "
                               "epsilon, sigma or dp = true too")  # fmt: skip

@@ -20,7 +20,8 @@ from hansa.core.entries import Sizes, refuses_payload
 from hansa.core.fields import Owner, owner_of, stated_types
 from hansa.core.op import Op, Payload
 from hansa.core.other_model import ARCHITECTURE, described
-from hansa.core.plain_data import fill, from_config
+from hansa.core.plain_data import check_numbers, fill, from_config
+from hansa.core.quantities import AnyCount, Count, Multiple
 from hansa.core.registry import Part, own_function
 from hansa.core.wrapper import unwrap
 from hansa.data.class_weights import WeighClasses
@@ -65,14 +66,14 @@ class Policy:
     models: tuple[str, ...] = ("*",)
     model: str | None = None
     functions: tuple[str, ...] = ()
-    min_cohort: int = 1
-    min_rows: int = 1
-    matches: int = 0
-    min_matches: int | None = None
+    min_cohort: Count = 1
+    min_rows: Count = 1
+    matches: AnyCount = 0
+    min_matches: AnyCount | None = None
     fuzzy: bool = False
     scores: bool = False
     keep_replies: bool = False
-    class_weights: float = 1000.0
+    class_weights: Multiple = 1000.0
     max_bytes: int = 2**34
     device: str = "cpu"
     own: dict = field(default_factory=dict)  # type: ignore[type-arg]
@@ -88,16 +89,9 @@ class Policy:
     data: DataStatement | None = None
 
     def __post_init__(self) -> None:
-        for name in ("min_cohort", "min_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("matches", "min_matches"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_numbers(self)
         if "match" in self.budget.total:
             raise ConfigError("budget.total.match: the limit of readings of ids is `matches`, outside this table")
-        if self.class_weights < 1:
-            raise ConfigError(f"class_weights must be at least 1, got {self.class_weights}")
         if self.broadcast.loss is not None and self.privacy.private:
             raise ConfigError(
                 "broadcast.loss refuses models because of the party's samples, without noise, and privacy requires "

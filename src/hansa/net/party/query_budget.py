@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
+from hansa.core.plain_data import check_numbers
+from hansa.core.quantities import Amount
 from hansa.holdings.gateway import Purpose
 from hansa.plumbing.errors import ConfigError, PartyError, nearest
 
@@ -37,15 +39,14 @@ class QueryBudget:
     two answers tells of that row.
     """
 
-    queries: float | None = None
+    queries: Amount | None = None
     costs: dict = field(default_factory=dict)  # type: ignore[type-arg]
     total: dict = field(default_factory=dict)  # type: ignore[type-arg]
     per_job: dict = field(default_factory=dict)  # type: ignore[type-arg]
     renew: bool = False
 
     def __post_init__(self) -> None:
-        if self.queries is not None and not 0 <= self.queries < math.inf:
-            raise ConfigError(f"queries must not be negative, got {self.queries}")
+        check_numbers(self)
         if self.costs and self.queries is None:
             raise ConfigError("costs are those of the budget of queries; set queries too")
         for name in ("costs", "total", "per_job"):

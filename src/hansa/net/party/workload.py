@@ -12,12 +12,14 @@ import math
 import os
 import re
 import resource
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from hansa.core.op import Op, Payload
+from hansa.core.plain_data import check_numbers
+from hansa.core.quantities import Count, Seconds
 from hansa.core.shapes import Shape, largest_shape
 from hansa.plumbing.errors import ConfigError
 
@@ -35,21 +37,18 @@ class Workload:
     may bring to a matching with this party's people.
     """
 
-    epochs: int = 10_000
-    steps: int = 1_000_000
-    seconds: float = 86_400.0
-    parameters: int = 1_000_000_000
-    participants: int = 10_000
-    people: int = 10_000_000
-    jobs: int = 1000
-    public: int = 2**30
-    memory: int | None = None
+    epochs: Count = 10_000
+    steps: Count = 1_000_000
+    seconds: Seconds = 86_400.0
+    parameters: Count = 1_000_000_000
+    participants: Count = 10_000
+    people: Count = 10_000_000
+    jobs: Count = 1000
+    public: Count = 2**30
+    memory: Count | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"limits.{field.name} must be positive, got {value}")
+        check_numbers(self)
 
     @property
     def bytes(self) -> int:

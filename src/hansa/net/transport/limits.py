@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
+from msgspec import Meta
+
+from hansa.core.fields import Advice
+from hansa.core.plain_data import check_numbers
+from hansa.core.quantities import Count, PerSecond
 from hansa.net.transport.pacing import reconnect_window
-from hansa.plumbing.errors import ConfigError
 
 PIECE = 2**17  # bytes of a body that must arrive, or be read, within `stall` seconds
 MOST = 2**16  # keys with a bucket of their own
@@ -17,6 +21,9 @@ FORGIVEN = 60.0  # seconds after which one more line per key is logged
 FIRST = 20  # lines per key that are logged at once
 LEAST = 0.1  # seconds: the smallest timeout
 LATEST = 40  # seconds: the longest Retry-After at shutdown; a client adds up to half of it
+Waiting = Annotated[float, Meta(ge=LEAST, description="seconds"), Advice("no client is faster")]
+Stuck = Annotated[float, Meta(ge=LEAST, le=60, description="seconds"),
+                  Advice("no client is faster, and no socket may be stuck longer")]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,37 +46,25 @@ class Limits:
     complete.
     """
 
-    connections: int = 16384
-    per_address: int = 512
-    handshakes: int = 256
-    handshake: float = 10.0
-    head: float = 10.0
-    stall: float = 30.0
-    idle: float = 25.0
-    stranger_rate: float = 20.0
-    stranger_burst: int = 200
-    wrong_token: int = 10
-    party_connections: int = 16
-    party_requests: int = 8
-    party_rate: float = 200.0
-    party_burst: int = 1000
-    bodies: int = 2**29
-    shutdown: float = 20.0
+    connections: Count = 16384
+    per_address: Count = 512
+    handshakes: Count = 256
+    handshake: Stuck = 10.0
+    head: Stuck = 10.0
+    stall: Stuck = 30.0
+    idle: Waiting = 25.0
+    stranger_rate: PerSecond = 20.0
+    stranger_burst: Count = 200
+    wrong_token: Count = 10
+    party_connections: Count = 16
+    party_requests: Count = 8
+    party_rate: PerSecond = 200.0
+    party_burst: Count = 1000
+    bodies: Count = 2**29
+    shutdown: Waiting = 20.0
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{spec.name} must be positive, got {value}")
-        for name in ("handshake", "head", "stall", "idle", "shutdown"):
-            if getattr(self, name) < LEAST:
-                raise ConfigError(f"{name} must be at least {LEAST:g} seconds, got {getattr(self, name):g}: no client "
-                                  "is that fast")  # fmt: skip
-        for name, most in (("handshake", 60), ("head", 60), ("stall", 60)):
-            if getattr(self, name) > most:
-                raise ConfigError(
-                    f"{name} must be at most {most} seconds, got {getattr(self, name):g}: no socket may be stuck longer"
-                )
+        check_numbers(self)
 
 
 class TokenBuckets:
