@@ -292,7 +292,7 @@ def test_the_largest_change_is_the_norm_and_the_factor_above_the_median(tmp_path
 
 @pytest.mark.parametrize(("table", "sentence"), [
     ("norm = 0.0", "broadcast.norm must be above 0"), ("norm = inf", "broadcast.norm: expected a number"),
-    ("factor = 0.5", "broadcast.factor is a multiple"), ("loss = 0.9", "broadcast.loss is a multiple"),
+    ("factor = 0.5", "broadcast.factor must be at least 1"), ("loss = 0.9", "broadcast.loss must be at least 1"),
     ("refusals = -1", "broadcast.refusals must be at least 0"), ("refusals = 3", "set broadcast.loss too"),
     ("loss = 2.0\n[privacy]\ndp = true", "requires differential privacy; leave out one of them"),
     ("other = 1", "other"),

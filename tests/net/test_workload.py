@@ -126,7 +126,7 @@ def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(model: Any,
 ])  # fmt: skip
 def test_a_model_of_too_many_layers_is_refused_before_any_is_made(model: Any, tmp_path: Path) -> None:
     said = answer(tmp_path / "home", SGD(), model=model)
-    assert isinstance(said, str) and ("depth is" in said or "layers is" in said)
+    assert isinstance(said, str) and ("depth must be" in said or "layers must be" in said)
 
 
 @pytest.mark.slow

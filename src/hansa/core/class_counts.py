@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from msgspec import Meta
 
 from hansa.core.entries import Sizes, check_size, stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import Size
+from hansa.core.quantities import SIZED
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample
 from hansa.plumbing.errors import PartyError
@@ -22,7 +23,7 @@ CLASSES = 2**20  # classes that a party counts at most
 class ClassCounts(Op):
     """The number of the party's samples of each class."""
 
-    classes: Size = 0
+    classes: Annotated[int, Meta(ge=1, le=CLASSES), SIZED] = 2
     per_sample: ClassVar[Bounds] = {"counts": PerSample(over=(-1,))}
     entries = stated()
 
@@ -30,8 +31,6 @@ class ClassCounts(Op):
         check_size(self.name, "classes", self.classes, sizes)
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
-        if not 0 < self.classes <= CLASSES:
-            raise PartyError(f"class-counts asks for {self.classes} classes; it counts 1 to {CLASSES}")
         y = party.rows("statistics")[1]
         if y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0 or int(y.max()) >= self.classes:
             raise PartyError("its targets are not one class number per sample, within the job's classes")

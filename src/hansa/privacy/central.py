@@ -14,8 +14,9 @@ from msgspec import Meta
 
 from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.applies import Applies, If
+from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
-from hansa.core.quantities import Count, Delta, Epsilon, Factor, Fraction, Length, Norm, Sigma, Weight, Wide, Work
+from hansa.core.quantities import Count, Delta, Epsilon, Factor, Fraction, Length, Norm, Sigma, Weight, Work
 from hansa.core.registry import Part, register
 from hansa.core.wrapper import Wrapper, unwrap
 from hansa.kernel.clipped_sums import exact_contribution
@@ -46,7 +47,7 @@ class Contribution(Wrapper):
     inner: Op
     clip: Norm | None = 1.0
     cap: Weight | None = None
-    unit: Wide | None = None
+    unit: Annotated[float, Meta(ge=0), Owner(0, 1e9)] | None = None
     sigma: Sigma | None = None
     size: Length = 1
     parties: Work = 1
