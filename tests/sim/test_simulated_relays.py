@@ -117,14 +117,14 @@ def test_every_level_adds_its_latency() -> None:
     [
         ({}, "give either counts"),
         ({"counts": (2,), "groups": ((0,),)}, "give either counts"),
-        ({"counts": (0,)}, "at least one relay"),
+        ({"counts": (0,)}, "counts.* must be at least 1"),
         ({"counts": (4, 4)}, "16 relays, more than the 7 parties"),
         ({"groups": ((0, 1), (1, 2))}, "party 1 is behind two relays"),
         ({"groups": ((0, 9),)}, "9 is not the number of a party, 0 to 6"),
         ({"groups": ((0, "x"),)}, "'x' is not the number of a party"),
         ({"groups": ((0,), ())}, "no party is behind one of the relays"),
         ({"groups": ((0,),), "latency": (1.0, 1.0)}, "latency has 2 levels, and the tree has 1"),
-        ({"counts": (2,), "latency": (-1.0,)}, "not negative"),
+        ({"counts": (2,), "latency": (-1.0,)}, "latency.* must be at least 0"),
     ],
 )
 def test_a_tree_that_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], fault: str) -> None:

@@ -82,7 +82,7 @@ class Run:
     keep: Literal["last", "best"] = "last"
     byte_budget: Count | None = None
     time_budget: Seconds | None = None
-    quorum: AnyCount | Fraction = 1
+    quorum: AnyCount | Annotated[Fraction, Advice("a whole number is a count")] = 1
     min_cohort: Count = 1
     over_select: Annotated[Amount, Advice("try 0.3")] = 0.0
     max_norm: Norm | None = None
