@@ -186,7 +186,7 @@ TREE: dict[str, Any] = {
     [("task", {"model": "logistic"}, "task.model: one model needs all columns"),
      ("task", {"trusted": 5}, "task.trusted: the aggregator's own samples"),
      ("task", {"ids": "who"}, "ids applies to parties as files"),
-     ("adversary", {"name": "sign-flip"}, r"\[adversary\]: attacks are simulated on parties with the same columns")],
+     ("adversary", {"name": "sign-flip"}, "adversary: attacks are simulated on parties with the same columns")],
 )  # fmt: skip
 def test_settings_that_need_all_columns_are_refused(table: str, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

@@ -318,7 +318,7 @@ def test_settings_that_do_not_go_with_drift_are_refused(settings: Any, sentence:
 def test_a_deployed_experiment_has_no_drift() -> None:
     experiment = parse({**TREE, "drift": {"name": "noise", "start": 1}})
     with pytest.raises(hansa.ConfigError, match=r"\[drift\]: drift exists only in a simulation"):
-        experiment.check_deployed()
+        experiment.check(deployed=True)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_an_encrypted_sum_gives_the_reference_s_bits_over_mutual_tls(
 
 def test_a_precision_that_only_a_simulation_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="tf32"):
-        experiment_for(ALGORITHMS["fedavg"](), precision="tf32").check_networked()
+        experiment_for(ALGORITHMS["fedavg"](), precision="tf32").check(deployed=True, networked=True)
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from torch import Tensor
 
 import hansa
 from hansa.cli import main
-from hansa.core.algorithm import Problem
 from hansa.core.ask import Ask, Reduced
 from hansa.core.budget import Release
 from hansa.core.driver import drive
@@ -27,7 +26,6 @@ from hansa.core.federation import Federation
 from hansa.core.op import Reply
 from hansa.fusion import WeightedMean
 from hansa.numerics import rng
-from hansa.numerics.params import Params, ParamSpec
 from hansa.privacy import CentralDP, Privacy, accounting
 from hansa.privacy.central import UNCLIPPED, Contribution
 from hansa.privacy.guard import Guard
@@ -172,8 +170,7 @@ def test_a_secure_sum_has_no_float_mechanism() -> None:
 
 
 def guard(dp: CentralDP, algorithm: hansa.Algorithm | None = None, parties: int = 10) -> Guard:
-    problem = Problem(ParamSpec((), (), ()), Params.none(), parties, (), None, parties)
-    return Guard.of(dp, algorithm or hansa.FedSGD(), Run(), problem, None)
+    return Guard.of(dp, algorithm or hansa.FedSGD(), Run(), parties, parties, ((0,), torch.float32), None)
 
 
 def clips(dp: CentralDP, updates: list[Tensor], rounds: int) -> tuple[list[float], Tensor]:

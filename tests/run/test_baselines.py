@@ -105,7 +105,7 @@ def test_baselines_that_cannot_be_are_refused() -> None:
             run(algorithm, task(pooled=True), **more)
     tree = {"task": {"dataset": "digits", "model": "logistic", "pooled": True}}
     with pytest.raises(ConfigError, match="only in a simulation"):
-        parse(tree).check_networked()
+        parse(tree).check(deployed=True, networked=True)
     with pytest.raises(ConfigError, match=r"task\.pooled"):
         parse({**tree, "algorithm": "scaffold"})
 

@@ -41,7 +41,7 @@ def test_it_is_refused_without_a_test_set_and_in_a_deployment() -> None:
     with pytest.raises(ConfigError, match="needs a simulation, a test set"):
         hansa.simulate(hansa.FedAvg(), make_task(test=False), rounds=1, metric="membership_auc", progress=False)
     with pytest.raises(ConfigError, match="exists only in a simulation"):
-        parse(TREE).check_deployed()
+        parse(TREE).check(deployed=True)
     with pytest.raises(ConfigError, match="unknown metric 'party_membership_auc_mean'"):
         parse({**TREE, "run": {"metric": "party_membership_auc_mean"}})
 

@@ -13,10 +13,9 @@ from hansa.core.budget import Budget
 from hansa.core.columns import ColumnLayout
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
-from hansa.core.op import Op, known_open_tensors
+from hansa.core.op import Op
 from hansa.core.other_model import OtherModel
-from hansa.core.plain_data import field_types
-from hansa.core.registry import Part, noun
+from hansa.core.registry import Part
 from hansa.core.wrapper import unwrap
 from hansa.numerics.params import Params, ParamSpec
 from hansa.plumbing.errors import ConfigError
@@ -172,126 +171,13 @@ class Algorithm(Part):
         return [(entry.name, entry.numel) for entry in spec.weights]
 
     def check(self, problem: Problem) -> None:
-        """Raise a ConfigError for parts or settings that cannot be combined. Called before the first round."""
-        self._check_task(problem)
-        self.check_parties(problem.parties, problem.names)
-        if self.participation == "all" and problem.cohort_size < problem.parties:
-            raise ConfigError(
-                f"{self.name} needs every party in every round; set the cohort to 1.0 "
-                f"(it selects {problem.cohort_size} of {problem.parties})"
-            )
-        parts = self._declared()
-        fusion, solver = parts.fusion, parts.local
-        if fusion is not None:
-            fusion.check(problem.cohort_size)
-            for module in problem.modules.values():
-                fusion.fits(module)
-            if fusion.permutes:
-                self._check_places(fusion, problem)
-            if fusion.remembers:
-                self._check_memory_of(fusion)
-        for part in (self, fusion):
-            if part is not None and part.trusts and not problem.trusted:
-                raise ConfigError(
-                    f"{part.name} judges updates by samples of the server's own, and the task has none; set "
-                    "task.trusted to how many samples to keep for it (in Python, Task(trusted=(x, y)))"
-                )
-        if fusion is not None and fusion.trusts and solver is not None:
-            inner: Any = unwrap(solver)[1]
-            if fusion.trains and inner.remember(problem.spec, problem.initial):
-                raise ConfigError(
-                    f"{self.name}: with {fusion.name} the server trains as a party does, but it has no memory, which "
-                    f"the local solver {inner.name!r} needs; use another fusion"
-                )
-            if self.numbers or len(inner.sends) > 1:
-                raise ConfigError(
-                    f"{self.name}: {fusion.name} judges updates by the server's samples, and cannot judge what the "
-                    f"local solver {inner.name!r} sends beside them; use another fusion"
-                )
-        if solver is not None:
-            for spec in problem.models.values() or (problem.spec,):
-                unwrap(solver)[1].check(spec)  # type: ignore[attr-defined]
-            unequal = known_open_tensors(solver, {"model": problem.initial._asdict()})
-            if unequal and (fusion is not None or not self.verbs & {"gather", "submit"}):
-                combines = f"the fusion {fusion.name!r} combines" if fusion is not None else "the algorithm sums"
-                raise ConfigError(
-                    f"{self.name}: the local solver {solver.name!r} leaves the size of {', '.join(unequal)} open "
-                    f"(UpTo), and {combines} updates of one length; use another solver"
-                )
-        partner = getattr(solver, "partner", None)
-        if partner is not None and partner[0] != self.completes:
-            raise ConfigError(
-                f"{self.name} cannot use the local solver {solver.name!r}, which is one half of {partner[0]}, "  # type: ignore[union-attr]
-                f"{partner[1]}; use the algorithm {partner[0]}, or another solver"
-            )
-        if self.completes is not None and partner is None and solver is not None and not self.takes_any:
-            raise ConfigError(f"{self.name} needs its own local solver, and cannot use {solver.name!r}")
+        """Raise a ConfigError for fields of the algorithm that its task cannot have. Called before the first round.
 
-    def check_parties(self, parties: int, names: Sequence[str] | None) -> None:
-        """Raise a ConfigError for parties that the algorithm cannot serve; a part of `check`.
-
-        It is also called when a job is submitted, before anything else about the parties is known.
+        It is also called when a job is submitted, with a `problem` that lacks all that depends on the parties' data.
         """
 
-    def _check_places(self, fusion: Any, problem: Problem) -> None:
-        """Raise a ConfigError for a fusion that permutes units where somebody remembers them by their places."""
-        local = self.parts().local
-        inner: Any = None if local is None else unwrap(local)[1]
-        remembers = inner is not None and bool(inner.remember(problem.spec, problem.initial))
-        if remembers or not self.aligned or not self.whole or self.whole_updates or not self.trains:
-            which = f"the local solver {inner.name!r} remembers" if remembers else f"{self.name} exchanges"
-            raise ConfigError(
-                f"{self.name}: {fusion.name} permutes the units of a party's update, and {which} more than whole "
-                "updates of one model, by the places of units; use another fusion"
-            )
-
-    def _check_memory_of(self, fusion: Any) -> None:
-        """Raise a ConfigError for a fusion that compares updates of different rounds, which cannot be compared."""
-        if self.participation == "own":
-            raise ConfigError(
-                f"{self.name}: {fusion.name} compares the updates of a round with those of the rounds before, and "
-                f"{self.name} takes updates as they arrive; use another fusion"
-            )
-        if not self.aligned:
-            raise ConfigError(
-                f"{self.name}: {fusion.name} compares the layers of an update with those of earlier rounds, and the "
-                f"parties of {self.name} send other parameters from round to round; use another fusion"
-            )
-
-    def _check_task(self, problem: Problem) -> None:
-        """Raise a ConfigError for a task with several models or public samples that the algorithm cannot use."""
-        if problem.models and self.models == "one":
-            raise ConfigError(
-                f"{self.name} combines updates of one model, and task.models has {len(problem.models)} "
-                f"({', '.join(problem.models)}); set task.model, or use an algorithm for several models"
-            )
-        if self.uses_public and not problem.public:
-            raise ConfigError(
-                f"{self.name} needs samples that every party sees, and the task has none; set task.public to a number "
-                "of samples, a file or a function (in Python, Task(public=x))"
-            )
-        if self.public_targets and not problem.public_targets:
-            raise ConfigError(
-                f"{self.name} needs public samples with targets, and task.public has features alone; give a number of "
-                "samples, a file with the target column, or a function that returns (x, y) (in Python, "
-                "Task(public=(x, y)))"
-            )
-        if problem.public and not self.uses_public:
-            raise ConfigError(f"{self.name} uses no public samples; leave task.public out")
-
-    def _declared(self) -> Parts:
-        """`parts()`; a ConfigError where a field holds a part that `parts()` leaves out."""
-        parts = self.parts()
-        declared = (parts.local, parts.fusion, parts.server)
-        for field_name in field_types(type(self)):
-            part = getattr(self, field_name)
-            exchangeable = isinstance(part, Part) and part.kind in ("local", "fusion", "server")
-            if exchangeable and not any(part is other for other in declared):
-                raise ConfigError(
-                    f"{self.name}: {type(self).__name__}.parts() does not declare the {noun(part.kind)} in the field "
-                    f"{field_name!r}; have it return Parts({part.kind}=self.{field_name})"
-                )
-        return parts
+    def check_parties(self, parties: int, names: Sequence[str] | None) -> None:
+        """Raise a ConfigError for parties that the algorithm cannot serve."""
 
     def init(self, problem: Problem) -> State:
         """The state before the first round."""

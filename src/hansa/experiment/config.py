@@ -13,12 +13,10 @@ from msgspec import Meta
 
 from hansa.adversary import Adversary, adversaries, named
 from hansa.core.algorithm import Algorithm
-from hansa.core.columns import REFUSED
 from hansa.core.fields import Advice
 from hansa.core.party_models import check_choice, turn_of
 from hansa.core.plain_data import check_numbers, fill, from_config, nest
 from hansa.core.quantities import BelowOne, Count
-from hansa.core.registry import registered
 from hansa.core.task import Task
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.dataset import Data
@@ -26,21 +24,11 @@ from hansa.data.partition import Partition
 from hansa.data.prepare import Preparation
 from hansa.drift import Drift, drifts
 from hansa.experiment.audit import AuditTable
-from hansa.experiment.checks import (
-    NO_ATTACKS,
-    check_augmented,
-    check_data,
-    check_drift,
-    check_finetuning,
-    check_groups,
-    check_pooled,
-    check_weights,
-)
 from hansa.experiment.column_tasks import make_column_task
+from hansa.experiment.rules import Facts, check, task_facts
 from hansa.experiment.settings import Run
 from hansa.experiment.tasks import make_task
 from hansa.metrics.function import functions
-from hansa.metrics.names import MEMBERSHIP
 from hansa.numerics.weights import class_weights
 from hansa.plumbing.errors import ConfigError, nearest
 from hansa.plumbing.functions import is_function, load_function, reference_of, searching
@@ -182,41 +170,28 @@ class Experiment:
             load_function(reference, "run.metrics", self.folder)
         return make_column_task(self, data) if self.algorithm.data == "columns" else make_task(self, data)
 
-    def check_deployed(self) -> None:
-        """Refuse what exists only in a simulation. For parties in processes of their own."""
-        if self.task.pooled:
-            raise ConfigError("task.pooled: samples of different parties are in one place only in a simulation")
-        if self.run.metric == MEMBERSHIP:
-            raise ConfigError(
-                f"run.metric: {MEMBERSHIP!r} needs the training samples of all parties in one place, and exists only "
-                "in a simulation; choose another metric"
-            )
-        if self.adversary:
-            raise ConfigError(
-                "[adversary]: adversaries exist only in a simulation; remove the table from the experiment, or "
-                "simulate the experiment"
-            )
-        if self.drift:
-            raise ConfigError(
-                "[drift]: drift exists only in a simulation; the data of a deployed party change where they are, and "
-                "run.detect notices it: remove the table, or simulate the experiment"
-            )
+    def facts(self, **known: Any) -> Facts:
+        """What is known about the experiment, and what is `known` beside it."""
+        return Facts(**{
+            "algorithm": self.algorithm, "run": self.run, "privacy": self.privacy, "protocol": None, "table": self.task,
+            "partition": self.partition, "audit": self.audit, "adversary": self.adversary, "drift": self.drift,
+            **task_facts(self.task, self.by_columns),
+            **({} if self.task.classes is None else {"classes": self.task.classes}),
+            **({"party_tests": True} if self.task.party_test > 0 else {}), **known,
+        })  # fmt: skip
 
-    def check_networked(self) -> None:
-        """`check_deployed`, and refuse what cannot run across a network."""
-        self.check_deployed()
-        if self.run.precision == "tf32":
-            raise ConfigError("run.precision: 'tf32' exists only in a simulation; use 'float32' or 'bf16'")
-        for metric in self.run.metrics:
-            if metric.by is not None and not metric.groups and not metric.edges:
-                raise ConfigError(
-                    f"run.metrics: {metric.name} by {metric.by!r}: parties do not tell the values of a column; list "
-                    "them, as in groups = [0, 1], or edges between them"
-                )
+    @property
+    def by_columns(self) -> bool:
+        """Whether the parties hold different columns of the same people."""
+        return self.task.ids is not None or (self.partition is not None and self.partition.data == "columns")
+
+    def check(self, **known: Any) -> None:
+        """Raise the error of the first rule that the experiment breaks, as far as the facts are known."""
+        check(self.facts(**known))
 
     def settings(self) -> dict[str, Any]:
         """The arguments of `simulate`, without the algorithm and the task."""
-        self.audit.check_simulated()
+        self.check(deployed=False)
         settings = {f.name: getattr(self.run, f.name) for f in dataclasses.fields(self.run)}
         return {**settings, "adversary": self.adversary, "drift": self.drift, "privacy": self.privacy}
 
@@ -286,45 +261,19 @@ def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
     for where, model in task.named_models.items():
         if reference_of(model) is None:
             from_config("model", model, where=where)
-    columns = task.ids is not None or (partition is not None and partition.data == "columns")
-    check_data(algorithm, columns)
     protection = privacy(tree.get("privacy"))
-    if columns and task.sample_weight is not None:
-        raise ConfigError("task.sample_weight: weights are for parties with the same columns; leave it out")
     audit: AuditTable = fill(AuditTable, _table(tree, "audit"), where="audit")
-    audit.check(algorithm, protection)
-    check_weights(algorithm, task, protection, task.classes or 0)  # 0: not known yet
-    check_finetuning(algorithm, run.finetune)
-    check_groups(task.prepare, run.metrics)
-    check_augmented(algorithm, task.augment)
-    if columns:
-        if isinstance(task.prepare, ColumnTransformer):
-            task.prepare.for_columns()
-        for name, why in REFUSED.items():
-            if getattr(task, name) is not None:
-                raise ConfigError(f"task.{name}: {why}")
-        if "adversary" in tree:
-            raise ConfigError(f"[adversary]: {NO_ATTACKS}")
-    if (algorithm.trains or algorithm.models != "one") and not task.named_models:
-        several = ", or task.models" if algorithm.models != "one" else ""
-        known = ", ".join(registered("model"))
-        raise ConfigError(f"{algorithm.name} trains a model: set task.model{several}, one of {known}")
-    if task.pooled:
-        check_pooled(algorithm, columns, "adversary" in tree or "privacy" in tree)
     drifting = drifts(tree.get("drift"), run.rounds)
-    check_drift(drifting, run, columns, task.pooled, task.prepare)
-    if task.parties and partition is not None:
-        raise ConfigError(
-            "[partition] divides a data set, and task.parties has one file per party; leave one of them out"
-        )
     track: tuple[Tracker, ...] = ()
     if "track" in tree:
         from hansa.track import trackers
 
         track = trackers(tree["track"])
     recorded = {name: table for name, table in tree.items() if name != "track"}
-    return Experiment(task, partition, algorithm, run, recorded, folder, adversaries(tree.get("adversary")), track,
-                      protection, audit=audit, drift=drifting)  # fmt: skip
+    experiment = Experiment(task, partition, algorithm, run, recorded, folder, adversaries(tree.get("adversary")),
+                            track, protection, audit=audit, drift=drifting)  # fmt: skip
+    experiment.check()
+    return experiment
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -12,13 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 import torch
 from msgspec import Meta
 
-from hansa.core.algorithm import Algorithm, Problem
 from hansa.core.applies import Applies, If
 from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.quantities import Count, Delta, Epsilon, Factor, Fraction, Length, Norm, Sigma, Weight, Work
 from hansa.core.registry import Part, register
-from hansa.core.wrapper import Wrapper, unwrap
+from hansa.core.wrapper import Wrapper
 from hansa.kernel.clipped_sums import exact_contribution
 from hansa.kernel.grid import Grid
 from hansa.numerics.norms import max_abs
@@ -176,90 +175,3 @@ class CentralDP(Part):
     def by_parties(self, secure: Channel | None) -> bool:
         """Whether the parties add the noise."""
         return self.noise == "parties" or (self.noise is None and secure is not None)
-
-    def check(self, algorithm: Algorithm, run: RunSettings, problem: Problem, secure: Channel | None) -> None:
-        """Refuse, with the reason, settings that the guarantee would not cover. Called before the run starts."""
-        self._check_algorithm(algorithm, problem)
-        select = run.select
-        if not select.blind:
-            raise ConfigError(
-                f"run.select: {select.name!r} selects parties by their data or their training, which "
-                "central differential privacy does not cover; use 'poisson' or 'uniform'"
-            )
-        if run.over_select:
-            raise ConfigError(
-                "run.over_select: a party that replies first keeps another out of the sum, which central differential "
-                "privacy does not cover; leave over_select out"
-            )
-        if run.pace.watches:
-            raise ConfigError(
-                f"run.pace: {run.pace.name!r} depends on the parties' training loss, which central differential "
-                "privacy does not release; use 'fixed'"
-            )
-        if run.eval_parties and problem.party_tests:
-            raise ConfigError(
-                "run.eval_parties: the parties' own evaluations are numbers without noise, which central differential "
-                "privacy does not cover; set run.eval_parties = false"
-            )
-        if self.noise == "parties" and secure is None:
-            raise ConfigError(
-                "privacy.dp.noise: a party's share of the noise is too small to protect an update in the clear; name a "
-                "secure sum, as in privacy.secure = 'masking', or let the server add the noise"
-            )
-        if self.mechanism == "float" and secure is not None:
-            raise ConfigError(
-                "privacy.dp.mechanism: a secure sum adds integers, so its arithmetic cannot be 'float'; leave it out"
-            )
-        if self.noise == "server" and secure is not None:
-            raise ConfigError(
-                "privacy.dp.noise: behind a secure sum the aggregator would see the sum without noise before it adds "
-                "noise; leave the setting out, and the parties add the noise before their updates are hidden"
-            )
-
-    def _check_algorithm(self, algorithm: Algorithm, problem: Problem) -> None:
-        name = algorithm.name
-        parts = algorithm.parts()
-        solver: Any = unwrap(parts.local)[1] if parts.local is not None else None
-        if algorithm.clustered:
-            raise ConfigError(
-                f"{name}: its parties choose a cluster, and central differential privacy covers neither their choices "
-                "nor the sizes of the clusters; use fedavg or another algorithm that averages updates"
-            )
-        if algorithm.verbs != {"reduce"}:
-            seen = parts.fusion or algorithm
-            raise ConfigError(
-                f"{name}: central differential privacy adds noise to sums of updates, and {seen.name} needs more than "
-                "their sum; use an algorithm that averages, with the fusion 'mean'"
-            )
-        if not algorithm.trains or algorithm.sums < 1 or solver is None or solver.kind != "local":
-            form = f" in the form {form!r}" if (form := getattr(algorithm, "form", None)) else ""
-            raise ConfigError(
-                f"{name}: parties send more than updates of a model{form}, and central differential privacy can clip "
-                "only updates; use an algorithm that averages updates, such as fedavg"
-            )
-        if algorithm.whole_updates:
-            raise ConfigError(
-                f"{name}: the aggregator adds up the changes of what each party keeps, so what a clip cuts off, and "
-                "all noise, would stay in its sum for good; use ditto or another algorithm that averages updates"
-            )
-        if algorithm.numbers:
-            raise ConfigError(
-                f"{name}: beside the update parties send {' and '.join(algorithm.numbers)}, which a clip of the "
-                "update's length does not bound; use fedavg or another algorithm that averages updates"
-            )
-        if len(solver.sends) > 1:
-            raise ConfigError(
-                f"{name}: beside the update parties send changes of their control variates; parties keep the exact "
-                "values, while the server would get clipped values with noise; use fedavg or another algorithm that "
-                "averages updates"
-            )
-        if problem.spec.stats or problem.spec.counts:
-            raise ConfigError(
-                "the model has running statistics (BatchNorm), which are not part of the update and cannot be clipped; "
-                "use a model without them, such as one with GroupNorm"
-            )
-        if self.quantile is not None and algorithm.sums > 1:
-            raise ConfigError(
-                f"{name}: it takes {algorithm.sums} sums per round with unrelated lengths, and quantile can follow "
-                "only one of them; leave out quantile"
-            )

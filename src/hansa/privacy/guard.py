@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hansa.core.algorithm import Algorithm, Problem
+from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, Reduced
 from hansa.core.budget import Release, check_delta, finite, merged
 from hansa.core.federation import Federation
@@ -58,20 +58,20 @@ class Guard:
 
     @classmethod
     def of(
-        cls, dp: CentralDP, algorithm: Algorithm, run: RunSettings, problem: Problem, secure: Channel | None
-    ) -> Guard:
-        """The guard of a run that `CentralDP.check` has accepted."""
-        all_parties = problem.cohort_size == problem.parties
-        rate = problem.cohort_size / problem.parties if run.select.independent else 1.0
+        cls, dp: CentralDP, algorithm: Algorithm, run: RunSettings, parties: int, cohort: int, vector: Shape,
+        secure: Channel | None,
+    ) -> Guard:  # fmt: skip
+        """The guard of a run; `vector` is the shape of an update."""
+        all_parties = cohort == parties
+        rate = cohort / parties if run.select.independent else 1.0
         if rate == 1.0 and not all_parties:
             log.warning(
                 "differential privacy: a cohort of fixed size is accounted as if every party took part in every round; "
                 "run.select = 'poisson' would lower the cost of a round"
             )
-        vector: Shape = ((problem.spec.dim,), problem.spec.dtype)
         parts = {"w": vector} if run.compress is None else run.compress.packed(vector)
         values = sum(math.prod(largest_shape(sizes)) for sizes, _ in parts.values()) + (dp.quantile is not None)
-        return cls(dp, secure, problem.parties, problem.cohort_size, rate, algorithm.sums, run.rounds, values)
+        return cls(dp, secure, parties, cohort, rate, algorithm.sums, run.rounds, values)
 
     @property
     def delta(self) -> float:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hansa.core.algorithm import Algorithm, Problem
+import torch
+
+from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, Reduced
 from hansa.core.federation import Federation, SumProtocol
+from hansa.core.op import Shape
 from hansa.core.plain_data import check_numbers, convert, from_config, to_config
 from hansa.core.quantities import Norm
 from hansa.core.registry import Part
@@ -66,98 +69,10 @@ class Privacy:
         """The protocol that replaces `reduce`, if any. Under differential privacy `guard` wraps the secure sum."""
         return self.secure if self.bound is None else BoundedSum(self.bound, self.secure)
 
-    def guard(self, algorithm: Algorithm, run: RunSettings, problem: Problem) -> Guard | None:
-        """The private sums of a run; None without differential privacy."""
-        return None if self.dp is None else Guard.of(self.dp, algorithm, run, problem, self.secure)
-
-    def check(self, algorithm: Algorithm, run: RunSettings, problem: Problem, prepares: bool = False) -> None:
-        """Refuse, with the reason, settings that cannot be combined. Called before the run starts."""
-        self._check_local(algorithm, run)
-        if run.max_weight is not None and (self.secure is not None or self.dp is not None):
-            setting = "privacy.max_weight" if self.dp is None else "privacy.dp.weight_cap"
-            raise ConfigError(
-                f"run.max_weight: the aggregator does not see the weight of a party whose update is protected; set "
-                f"{setting}, which each party applies itself"
-            )
-        if prepares:
-            self.check_sums(algorithm, "standardise")
-        if self.dp is not None:
-            self.dp.check(algorithm, run, problem, self.secure)
-        if self.bound is not None:
-            self._check_bound(algorithm, problem)
-            if run.select.sees:
-                raise ConfigError(
-                    f"privacy.bound: the selector {run.select.name!r} needs each update by itself, and bounded updates "
-                    "are only summed; use another selector, or run.max_norm"
-                )
-        if self.secure is None:
-            return
-        self.secure.check(problem)
-        least = self.secure.least(problem.cohort_size)
-        if run.min_cohort > least:
-            raise ConfigError(
-                f"run.min_cohort is {run.min_cohort}, but a secure sum of {least} of {problem.cohort_size} parties "
-                f"could be opened; {self.secure.hint_for(run.min_cohort, problem.cohort_size)}"
-            )
-        if not run.select.blind:
-            raise ConfigError(
-                f"run.select: {run.select.name!r} depends on what the aggregator learns about single parties (losses, "
-                "numbers of samples, speed), which a secure sum hides; use 'uniform' or 'poisson'"
-            )
-        if run.max_norm is not None:
-            raise ConfigError(
-                "run.max_norm: the aggregator cannot see the norm of an update that is hidden in a sum; have each "
-                "party bound its own by privacy.bound"
-            )
-        if run.metric is not None and run.metric.startswith("party_"):
-            raise ConfigError(
-                f"run.metric: {run.metric!r} depends on the metrics of single parties, which a secure sum hides; use "
-                f"{run.metric.split('_')[1]!r}, the mean over all test samples"
-            )
-
-    def check_sums(self, algorithm: Algorithm, columns: str) -> None:
-        """Refuse sums without noise over the parties' data, from which a preparation learns, under a guarantee.
-
-        `columns` names the preparation, or the columns of a table that need such sums.
-        """
-        private = algorithm.budget is not None
-        if private or self.dp is not None:
-            local = algorithm.parts().local or algorithm
-            guarantee = f"the epsilon of {local.name!r}" if private else "central differential privacy"
-            raise ConfigError(
-                f"task.prepare: it computes sums without noise over the parties' data ({columns}), which {guarantee} "
-                "does not cover; use prepare = 'table' with bounds for numbers and categories for texts, which needs "
-                "no sums, or leave task.prepare out"
-            )
-
-    @staticmethod
-    def _check_local(algorithm: Algorithm, run: RunSettings) -> None:
-        """Refuse settings that the epsilon of a private local solver would not cover."""
-        if algorithm.budget is None:
-            return
-        local = algorithm.parts().local or algorithm
-        if run.pace.watches:
-            raise ConfigError(
-                f"run.pace: {run.pace.name!r} depends on the parties' training loss, which {local.name!r} does not "
-                "release; use 'fixed'"
-            )
-
-    def _check_bound(self, algorithm: Algorithm, problem: Problem) -> None:
-        if not algorithm.trains or algorithm.verbs != {"reduce"}:
-            raise ConfigError(
-                f"privacy.bound: parties bound updates that are summed, and {algorithm.name} does something else with "
-                "the replies; leave privacy.bound out (run.max_norm rejects updates that the aggregator sees)"
-            )
-        if algorithm.whole_updates:
-            raise ConfigError(
-                f"privacy.bound: {algorithm.name} adds up the changes of what each party keeps, so what a bound cuts "
-                "off would be missing from its sum for good; use ditto or another algorithm that averages updates"
-            )
-        if problem.spec.stats:
-            raise ConfigError(
-                "privacy.bound: the model has running statistics (BatchNorm), which are not part of the update and "
-                "cannot be bounded; use a model without them, such as one with GroupNorm"
-            )
+    def guard(self, algorithm: Algorithm, run: RunSettings, parties: int, cohort: int,
+              vector: Shape = ((0,), torch.float32)) -> Guard | None:  # fmt: skip
+        """The private sums of a run; None without differential privacy. `vector` is the shape of an update."""
+        return None if self.dp is None else Guard.of(self.dp, algorithm, run, parties, cohort, vector, self.secure)
 
     def tree(self) -> dict[str, Any]:
         """The settings as plain data, for the records of a run."""

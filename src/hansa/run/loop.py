@@ -21,13 +21,14 @@ from hansa.core.task import Known, Task
 from hansa.core.trusted import Trusted
 from hansa.data.class_weights import ClassWeighting
 from hansa.drift import Course
-from hansa.experiment.checks import check_finetuning, check_settings, check_transforms, check_weights, fitted
+from hansa.experiment.fitted import fitted
 from hansa.experiment.local_work import LocalWork
+from hansa.experiment.rules import Facts, check, task_facts
 from hansa.experiment.settings import Run
 from hansa.numerics.objective import Objective
 from hansa.numerics.weights import Weighting, class_weights
 from hansa.plumbing import codec
-from hansa.plumbing.errors import ConfigError, RoundAborted
+from hansa.plumbing.errors import RoundAborted
 from hansa.privacy import Privacy
 from hansa.run import checkpoint, hooks
 from hansa.run.checkpoint import Progress, Records, Snapshots
@@ -76,31 +77,21 @@ class Training:
         self.problem = self._problem()
         if self.algorithm.trains and self.holdings.models is None:
             self.objective.network()
-        if self.algorithm.models != "one" and self.holdings.models is None and self.objective.module is None:
-            raise ConfigError(
-                f"{self.algorithm.name}: its parties train models of their own, and the task has none; give "
-                "Task(models={...}), or Task(model=...) for one architecture"
-            )
         work = LocalWork(self.run, self.algorithm, self.holdings)
         self.progress.pace = self.run.pace.begin()
-        self.algorithm.check(self.problem)
-        as_they_are = getattr(self.task.prepare, "keeps_missing", False)
-        if as_they_are and not self.algorithm.takes_missing:
-            raise ConfigError(
-                f"task.prepare: {self.algorithm.name} cannot use missing values; use 'standardise', which fills them in"
-            )
+        check(self._facts())
         self.layers = self.algorithm.sent_layers(self.objective.spec)
-        check_finetuning(self.algorithm, self.run.finetune)
         self.run = fitted(self.algorithm, self.run, self.objective.spec)
-        self.privacy.check(self.algorithm, self.run, self.problem, self.task.prepare is not None and not as_they_are)
-        check_settings(self.algorithm, self.run, self.problem, self.protocol or self.privacy.secure)
-        check_weights(self.algorithm, self.task, self.privacy, self.holdings.classes)
-        check_transforms(self.algorithm, self.run, self.privacy, self.protocol is not None)
-        self.guard = self.privacy.guard(self.algorithm, self.run, self.problem)
+        spec = self.objective.spec
+        vector = (spec.dim,), spec.dtype
+        self.guard = self.privacy.guard(
+            self.algorithm, self.run, self.problem.parties, self.problem.cohort_size, vector
+        )
         if self.guard is not None:
             self.progress.privacy = self.guard.begin()
         if self.privacy.secure is not None:
             log.info("secure sum %r: withstands %s", self.privacy.secure.name, self.privacy.secure.withstands)
+            self.privacy.secure.warn(spec.dim)
         hides = self.protocol is not None or self.privacy.secure is not None
         self.protocol = self.protocol or self.guard or self.privacy.protocol
         self.exchanges = Exchanges(
@@ -151,6 +142,14 @@ class Training:
                        holdings.empty, None if self.objective.make is None else self.objective.drawn,
                        holdings.public is not None and holdings.public.y is not None, self._modules(),
                        holdings.names, holdings.columns)  # fmt: skip
+
+    def _facts(self) -> Facts:
+        """All that the rules may ask."""
+        of_task = task_facts(self.task, self.holdings.layout is not None)
+        return Facts(**{
+            "algorithm": self.algorithm, "run": self.run, "privacy": self.privacy, "protocol": self.protocol, **of_task,
+            **vars(self.problem), "problem": self.problem,
+        })  # fmt: skip
 
     def _modules(self) -> dict[str, nn.Module]:
         """The task's models by name; a single one has the name ""."""

@@ -20,7 +20,7 @@ from hansa.core.runtime import complete
 from hansa.core.task import Holdings, Task
 from hansa.drift import Course, drifts
 from hansa.experiment.baselines import KEPT, POOLED, baseline
-from hansa.experiment.checks import NO_ATTACKS, check_augmented, check_data, check_drift, check_pooled, transforms
+from hansa.experiment.rules import Facts, check, packings, task_facts
 from hansa.experiment.settings import Run
 from hansa.experiment.sources import code_of
 from hansa.local.solver import LocalSolver
@@ -65,9 +65,10 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     trackers if `track` is left out. `callbacks` are `hansa.Callback` objects, or functions of (line, result): they are
     called after each round, and may stop the run. `alone` keeps the run in one process, for several runs side by side.
     """
-    run, protection = _check_arguments(algorithm, task, run_dir, resume, force, protocol, privacy, adversary, settings)
+    run, protection = _check_arguments(algorithm, task, run_dir, resume, force, protocol, privacy, settings)
     drifting = drifts(drift, run.rounds)
-    check_drift(drifting, run, task.ids is not None, task.pooled, task.prepare)
+    check(Facts(algorithm=algorithm, run=run, privacy=protection, adversary=adversary, drift=drifting,
+                protocol=protocol, deployed=False, **task_facts(task, task.ids is not None)))  # fmt: skip
     unprepared = task.prepare is None
     trackers, called = find_trackers(track, run_dir if resume else None), checked(callbacks)
     device = run.engine.driver_device(run.device)
@@ -151,7 +152,7 @@ def _baseline(name: str, training: Training) -> dict[str, Any]:
 
 
 def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resume: bool, force: bool,
-                     protocol: SumProtocol | None, privacy: Any, adversary: Any,
+                     protocol: SumProtocol | None, privacy: Any,
                      settings: dict[str, Any]) -> tuple[Run, Privacy]:  # fmt: skip
     """Check the arguments of `simulate`: the settings of the run, and how updates are protected."""
     if not isinstance(algorithm, Algorithm):
@@ -160,21 +161,10 @@ def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resu
         )
     if not isinstance(task, Task):
         raise ConfigError(f"expected a hansa.Task, got {task!r}")
-    check_data(algorithm, task.ids is not None)
-    check_augmented(algorithm, task.augment)
-    if algorithm.continues is not None:
-        raise ConfigError(
-            f"algorithm.of_job: the job {algorithm.continues!r} is of a federation; ask a simulated network with "
-            "result.predict(ids=...)"
-        )
-    if task.ids is not None and adversary:
-        raise ConfigError(f"adversary: {NO_ATTACKS}")
     if resume and run_dir is None:
         raise ConfigError("resume=True needs run_dir, the folder of the run to resume")
     run: Run = fill(Run, settings, where="run")
     protection = privacy_of(privacy)
-    if task.pooled:
-        check_pooled(algorithm, task.ids is not None, bool(adversary) or protection != Privacy())
     if protocol is not None and protection != Privacy():
         raise ConfigError(
             "protocol= takes over every sum, so privacy= would have no effect; give the protocol as privacy.secure, or "
@@ -207,7 +197,7 @@ def _poison(groups: tuple[Adversary, ...], algorithm: Algorithm, holdings: Holdi
     """The attackers of a run; they poison their training samples here."""
     weighted = getattr(algorithm.parts().fusion, "weighted", False)
     band = Band(groups, holdings, run.seed, _server_rate(algorithm), weighted, run.reply_memory, folder)
-    packed = algorithm.packs or any(transform.packs for _, transform in transforms(algorithm, run))
+    packed = algorithm.packs or any(each.transform.packs for each in packings(algorithm, run))
     band.check(algorithm, run.size(len(holdings)), secure, packed)
     band.poison(holdings)
     return band

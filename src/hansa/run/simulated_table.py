@@ -14,7 +14,7 @@ from hansa.core.task import Holdings, Task
 from hansa.data.apply_table import TablePlan
 from hansa.data.column_transformer import ColumnTransformer
 from hansa.data.table_tasks import coded_task, column_count
-from hansa.experiment.checks import check_groups
+from hansa.experiment.rules import Facts, check
 from hansa.experiment.settings import Run
 from hansa.numerics.objective import Objective
 from hansa.plumbing.errors import ConfigError
@@ -36,14 +36,11 @@ def prepare_table(algorithm: Algorithm, task: Task, run: Run, privacy: Privacy,
         if task.table is not None:
             raise ConfigError("the samples are rows of a table; set task.prepare = 'table' (hansa.ColumnTransformer())")
         return task, None
-    if task.ids is not None:
-        task.prepare.for_columns()
-    check_groups(task.prepare, run.metrics)
     before = column_count(task)
     task = coded_task(task)
     assert task.table is not None and isinstance(task.prepare, ColumnTransformer)
     if asked := task.prepare.asks(task.table):
-        privacy.check_sums(algorithm, ", ".join(asked[:5]))
+        check(Facts(algorithm=algorithm, run=run, privacy=privacy, sums=", ".join(asked[:5])))
     objective = Objective(None, task.loss, run.seed)
     holdings = Holdings(dataclasses.replace(task, model=None, models=None, assigned=None), objective)
     clock = run.clock(holdings)

@@ -150,12 +150,10 @@ class Channel(Part):
 
     def check(self, problem: Problem) -> None:
         """Refuse, with the reason, a problem that this secure sum cannot handle. Called before the run starts."""
-        if problem.spec.counts:
-            raise ConfigError(
-                "the model counts batches (BatchNorm); the fused model needs the largest count, and a secure sum can "
-                "only add; use a model without BatchNorm (GroupNorm needs no counters), or no secure sum"
-            )
         self._room(self.bits, problem.cohort_size, self.max_weight)
+
+    def warn(self, values: int) -> None:
+        """Log a warning if a sum of so many values takes long."""
 
     @property
     def withstands(self) -> str:

@@ -98,10 +98,12 @@ class EncryptedChannel(Channel):
                 f"the secure sum {self.name!r} needs at least {least} parties, and a round asks {problem.cohort_size}; "
                 "a sum of one party hides nothing"
             )
-        seconds = problem.spec.dim / self.rate
+
+    def warn(self, values: int) -> None:
+        seconds = values / self.rate
         if seconds > SLOW:
             log.warning("privacy.secure = %r: a party will take about %d s per round for %d values; the secure sum "
-                        "'masking' is far faster", self.name, round(seconds), problem.spec.dim)  # fmt: skip
+                        "'masking' is far faster", self.name, round(seconds), values)  # fmt: skip
 
     def summed(self, fed: Federation, ask: Ask, answer: Gathered, wrong: Mapping[int, str]) -> int:
         """The number of parties in a sum; the round is aborted if they are too few to open it.

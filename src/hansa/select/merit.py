@@ -51,7 +51,6 @@ class Merit(Selector):
     applies: ClassVar[Applies] = {"samples": If("measure", "loss")}
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
-        super().check(algorithm, problem)
         trained_model_only(self, algorithm)
         local = algorithm.parts().local
         if algorithm.verbs - {"reduce", "gather"} or algorithm.packs or algorithm.models != "one" or local is None:

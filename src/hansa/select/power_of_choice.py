@@ -84,7 +84,6 @@ class PowerOfChoice(Selector):
         return self.variant == "rpow-d"
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
-        super().check(algorithm, problem)
         trained_model_only(self, algorithm)
         local = algorithm.parts().local
         if local is not None and local.budget is not None:

@@ -30,6 +30,7 @@ class Selector(Part):
     by_size: ClassVar[bool] = False
     blind: ClassVar[bool] = False
     independent: ClassVar[bool] = False
+    takes_any: ClassVar[bool] = False  # whether it stands for algorithms that select no parties too
     sees: ClassVar[bool] = False  # whether the selector needs each update of a round (see `judged`)
 
     @property
@@ -44,11 +45,6 @@ class Selector(Part):
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
         """Raise ConfigError if the selector cannot work with the algorithm or the problem. Called before the run."""
-        if algorithm.participation != "cohort":
-            why = "needs every party in every round" if algorithm.participation == "all" else "chooses parties itself"
-            raise ConfigError(
-                f"{algorithm.name} {why}, so run.select cannot be {self.name!r}; leave it out, or use 'uniform'"
-            )
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
                      own_state: SelectorState) -> tuple[tuple[int, ...], SelectorState]:  # fmt: skip

@@ -102,7 +102,6 @@ class Tiers(Selector):
             raise ConfigError(f"probabilities must add up to 1, got {list(self.probabilities)}")
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
-        super().check(algorithm, problem)
         trained_model_only(self, algorithm)
         if self.policy == "adaptive" and not problem.party_tests:
             raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hansa.core.algorithm import Algorithm, Problem, State
+from hansa.core.algorithm import Algorithm, State
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.registry import register
@@ -18,11 +18,9 @@ class Uniform(Selector):
     """Uniformly at random without replacement. McMahan et al. 2017."""
 
     blind: ClassVar[bool] = True
+    takes_any: ClassVar[bool] = True
 
     ops: ClassVar[DeclaredOps] = ()
-
-    def check(self, algorithm: Algorithm, problem: Problem) -> None:
-        """Accept every algorithm: algorithms that do not select parties also run with this selector."""
 
     async def select(self, fed: Federation, algorithm: Algorithm, state: State,
                      own_state: SelectorState) -> tuple[tuple[int, ...], SelectorState]:  # fmt: skip

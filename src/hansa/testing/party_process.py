@@ -34,7 +34,7 @@ from hansa.transforms.downlink import opened_payload
 def load(message: dict[str, Any]) -> Party:
     """The party that a task message names, with its own share of the experiment's data and nothing else."""
     experiment = parse(message["experiment"], message["folder"])
-    experiment.check_deployed()
+    experiment.check(deployed=True)
     task = experiment.build_task()
     objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")
     holdings, id = task.holdings(objective), int(message["party"])

@@ -62,7 +62,7 @@ async def run_on(experiment: Experiment, runtime: ProcessRuntime, journal: Journ
 async def history_on(experiment: Experiment, runtime: ProcessRuntime,
                      journal: Journal | None = None) -> tuple[State, list[dict[str, Any]]]:  # fmt: skip
     """As `run_on`; return the final state and the metrics line of each round."""
-    experiment.check_deployed()
+    experiment.check(deployed=True)
     with deterministic("cpu"):
         task = experiment.build_task()
         objective = Objective(task.model, task.loss, experiment.run.seed, bf16=experiment.run.precision == "bf16")

@@ -68,7 +68,7 @@ class AdminControl:
             raise ConfigError("task.dataset may not name a file here; use `hansa submit` on its machine")
         if table.data_dir is not None:
             raise ConfigError("task.data_dir may not name a folder here; leave it out, or use `hansa submit`")
-        read.check_networked()
+        read.check(deployed=True, networked=True)
         central, notes = own_samples(read)
         runner, job_name, job = self._runner, valid_name(name or "job"), None
         while job is None:

@@ -214,7 +214,7 @@ class Job:
         experiment, prepare = self.experiment, self.experiment.task.prepare
         assert isinstance(prepare, ColumnTransformer)
         if asked := prepare.asks(layout):
-            experiment.privacy.check_sums(experiment.algorithm, ", ".join(asked[:5]))
+            experiment.check(sums=", ".join(asked[:5]))
         names, shape = self.runtime.parties, (len(layout.columns),)
         self._table = {"columns": layout.tree(), "missing": list(prepare.missing),
                        "labels": list(experiment.task.labels)}  # fmt: skip

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hansa.core.algorithm import Algorithm, Problem
+from hansa.core.algorithm import Algorithm
 from hansa.core.declared_ops import DeclaredOps, OpenOp
 from hansa.core.plain_data import field_types, to_config
 from hansa.core.registry import Part, lookup
 from hansa.experiment.config import Experiment
 from hansa.experiment.settings import Run
 from hansa.net.transport.manifest import AllowedOp, Manifest, Range
-from hansa.numerics.params import Params, ParamSpec
 from hansa.plumbing.errors import ConfigError
 
 KINDS = ("op", "local", "transform")  # what a message may name
@@ -149,8 +148,7 @@ def _least_noise(experiment: Experiment, parties: int) -> float | None:
         return None
     if dp.quantile is not None or dp.clip is None:
         return 0.0
-    problem = Problem(ParamSpec((), (), ()), Params.none(), parties, (), None, run.size(parties))
-    guard = privacy.guard(algorithm, run, problem)
+    guard = privacy.guard(algorithm, run, parties, run.size(parties))
     assert guard is not None
     sigma = guard.sigma(guard.begin())
     return guard.tight(sigma) * dp.clip / math.sqrt(secure.least(parties)) * (1 - 1e-9)  # rounding
