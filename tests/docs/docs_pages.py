@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (?P<name>[\w-]+\.(?:py|toml))\n")
-SIMULATED = ("run", "show", "algorithms", "parts", "partition", "predict", "export")  # commands that need no federation
+# Commands that need no federation.
+SIMULATED = ("run", "show", "algorithms", "parts", "partition", "explain", "predict", "export")
 
 
 class Block(NamedTuple):

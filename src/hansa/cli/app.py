@@ -245,6 +245,20 @@ def schema() -> None:
 
 
 @app.command()
+def explain(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    sets: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Print the rules that concern an experiment: met, broken, or decided later. Exit code 1 if one is broken."""
+    from hansa.cli.explain import show_rules
+    from hansa.experiment.config import read
+
+    if not show_rules(read(experiment, changes(sets, None), checked=False), as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
 def partition(
     experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
     sets: Set = None,

@@ -214,8 +214,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
-def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Read an experiment file; `overrides` maps dotted names to values, as `--set` does."""
+def read(path: str | Path, overrides: Mapping[str, Any] | None = None, checked: bool = True) -> Experiment:
+    """Read an experiment file; `overrides` maps dotted names to values, as `--set` does.
+
+    With `checked = False` its settings may exclude each other.
+    """
     path = Path(path)
     tree = read_toml(path)
     changes = _named(nest(overrides or {}))
@@ -231,13 +234,17 @@ def read(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experi
             f"drift.{next(iter(changes['drift']))}: the file has a list of {len(tree['drift'])} drifts ([[drift]]), "
             "and --set cannot change an entry of a list; change the file"
         )
-    return dataclasses.replace(parse(merge(_named(tree), changes), folder=str(path.parent)), name=path.stem)
+    parsed = parse(merge(_named(tree), changes), str(path.parent), checked)
+    return dataclasses.replace(parsed, name=path.stem)
 
 
-def parse(tree: Mapping[str, Any], folder: str = ".") -> Experiment:
+def parse(tree: Mapping[str, Any], folder: str = ".", checked: bool = True) -> Experiment:
     """Check an experiment that is given as plain data; modules of the user's own parts are searched in `folder`."""
     with searching(folder):
-        return _parse(tree, folder)
+        experiment = _parse(tree, folder)
+        if checked:
+            experiment.check()
+        return experiment
 
 
 def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
@@ -270,10 +277,8 @@ def _parse(tree: Mapping[str, Any], folder: str) -> Experiment:
 
         track = trackers(tree["track"])
     recorded = {name: table for name, table in tree.items() if name != "track"}
-    experiment = Experiment(task, partition, algorithm, run, recorded, folder, adversaries(tree.get("adversary")),
-                            track, protection, audit=audit, drift=drifting)  # fmt: skip
-    experiment.check()
-    return experiment
+    return Experiment(task, partition, algorithm, run, recorded, folder, adversaries(tree.get("adversary")), track,
+                      protection, audit=audit, drift=drifting)  # fmt: skip
 
 
 def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

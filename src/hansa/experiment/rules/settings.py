@@ -72,7 +72,7 @@ SETTINGS = [
     Rule("A round with one party has one reply", "algorithm.alone", _quorum_of_one,
          "run.{found[0]}: {algorithm.name} has rounds that ask a single party, and this setting requires {found[1]} "
          "replies", "set {algorithm.alone}"),
-    Rule("A cluster may be smaller than the least cohort", lambda f: f.run.min_cohort > 1,
+    Rule("A least cohort needs one model for all", lambda f: f.run.min_cohort > 1,
          lambda f: f.algorithm.clustered,
          "run.min_cohort: a cluster of {algorithm.name} may have fewer than {run.min_cohort} parties, and its model "
          "would show their updates", "leave it out, or use another algorithm"),
@@ -103,7 +103,7 @@ SETTINGS = [
     Rule("A larger cohort needs a fixed size", "run.over_select", lambda f: f.run.select.independent,
          "run.over_select: {run.select.name} draws each party by itself, so the cohort has no fixed size",
          "leave it out"),
-    Rule("Updates that are applied one by one have no cohort", lambda f: f.run.min_cohort > 1,
+    Rule("A least cohort needs rounds", lambda f: f.run.min_cohort > 1,
          lambda f: f.algorithm.participation == "own",
          "run.min_cohort: {algorithm.name} applies updates one by one as they arrive, so no cohort hides a single one",
          "leave it out, or use another algorithm"),
