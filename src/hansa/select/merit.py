@@ -21,7 +21,7 @@ from hansa.core.registry import register
 from hansa.core.wrapper import unwrap
 from hansa.numerics.norms import l2_norm
 from hansa.plumbing.errors import ConfigError
-from hansa.select.selector import Ids, Selector, SelectorState, ids, trained_model_only
+from hansa.select.selector import Ids, Selector, SelectorState, ids
 
 DIGITS = 6  # of a score: engines agree to more digits, so they select the same parties
 
@@ -46,12 +46,12 @@ class Merit(Selector):
     rate: Share = 0.3
     samples: SampleCount = 100
     sees: ClassVar[bool] = True
+    evaluates: ClassVar[bool] = True
 
     ops: ClassVar[DeclaredOps] = ()
     applies: ClassVar[Applies] = {"samples": If("measure", "loss")}
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
-        trained_model_only(self, algorithm)
         local = algorithm.parts().local
         if algorithm.verbs - {"reduce", "gather"} or algorithm.packs or algorithm.models != "one" or local is None:
             raise ConfigError(

@@ -21,7 +21,7 @@ from hansa.core.quantities import BatchSize, Count
 from hansa.core.registry import register
 from hansa.numerics import rng
 from hansa.plumbing.errors import ConfigError
-from hansa.select.selector import Ids, Selector, SelectorState, trained_model_only
+from hansa.select.selector import Ids, Selector, SelectorState
 from hansa.select.weighted import ask_sizes, draw, drawable
 
 
@@ -75,6 +75,7 @@ class PowerOfChoice(Selector):
     batch: BatchSize = 32
     decay: Count | None = None
     by_size: ClassVar[bool] = True
+    evaluates: ClassVar[bool] = True
 
     ops: ClassVar[DeclaredOps] = (OpenOp("loss"), OpenOp("samples"))
     applies: ClassVar[Applies] = {"batch": If("variant", "cpow-d")}
@@ -84,7 +85,6 @@ class PowerOfChoice(Selector):
         return self.variant == "rpow-d"
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
-        trained_model_only(self, algorithm)
         local = algorithm.parts().local
         if local is not None and local.budget is not None:
             raise ConfigError(

@@ -12,7 +12,6 @@ from hansa.core.ask import Gathered
 from hansa.core.declared_ops import DeclaredOps
 from hansa.core.federation import Federation
 from hansa.core.registry import Part
-from hansa.plumbing.errors import ConfigError
 
 SelectorState = dict[str, Any]  # a selector's state between rounds: tensors and plain values, checkpointed with the run
 Ids = np.ndarray[Any, Any]
@@ -31,6 +30,7 @@ class Selector(Part):
     blind: ClassVar[bool] = False
     independent: ClassVar[bool] = False
     takes_any: ClassVar[bool] = False  # whether it stands for algorithms that select no parties too
+    evaluates: ClassVar[bool] = False  # whether the parties evaluate the task's model for it
     sees: ClassVar[bool] = False  # whether the selector needs each update of a round (see `judged`)
 
     @property
@@ -67,15 +67,6 @@ class Selector(Part):
                own_state: SelectorState) -> SelectorState:  # fmt: skip
         """The selector's state after a round, given its updates and the algorithm's states before and after it."""
         return own_state
-
-
-def trained_model_only(selector: Selector, algorithm: Algorithm) -> None:
-    """Refuse an algorithm that does not train the task's model: the selector evaluates that model at the parties."""
-    if not algorithm.trains:
-        raise ConfigError(
-            f"run.select = {selector.name!r} evaluates the task's model at the parties, and {algorithm.name} trains "
-            "no model; use 'uniform' or 'weighted'"
-        )
 
 
 def uniformly(fed: Federation, parties: Sequence[int]) -> tuple[int, ...]:

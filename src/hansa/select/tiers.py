@@ -21,7 +21,7 @@ from hansa.core.registry import register
 from hansa.core.wrapper import Wrapper
 from hansa.local import SGD, LocalSolver
 from hansa.plumbing.errors import ConfigError
-from hansa.select.selector import Ids, Selector, SelectorState, ids, trained_model_only, uniformly
+from hansa.select.selector import Ids, Selector, SelectorState, ids, uniformly
 
 RANDOM = (0.7, 0.1, 0.1, 0.05, 0.05)  # the policy `random` of the paper, fastest tier first
 
@@ -77,6 +77,7 @@ class Tiers(Selector):
     timeout: Seconds | None = None
     interval: Count = 10
     credits: Count | None = None
+    evaluates: ClassVar[bool] = True
     applies: ClassVar[Applies] = {
         "policy": Unless("probabilities"),
         "interval": If("policy", "adaptive"),
@@ -102,7 +103,6 @@ class Tiers(Selector):
             raise ConfigError(f"probabilities must add up to 1, got {list(self.probabilities)}")
 
     def check(self, algorithm: Algorithm, problem: Problem) -> None:
-        trained_model_only(self, algorithm)
         if self.policy == "adaptive" and not problem.party_tests:
             raise ConfigError(
                 "the policy 'adaptive' compares tiers by the parties' own test samples, and they have none; set "

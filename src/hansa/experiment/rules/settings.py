@@ -51,6 +51,9 @@ SETTINGS = [
          lambda f: {"all": "needs every party in every round",
          "own": "chooses parties itself"}.get( f.algorithm.participation),
          "{algorithm.name} {found}, so run.select cannot be {run.select.name!r}", "leave it out, or use 'uniform'"),
+    Rule("A selector that needs evaluations needs a model", "run.select.evaluates", lambda f: not f.algorithm.trains,
+         "run.select = {run.select.name!r} evaluates the task's model at the parties, and {algorithm.name} trains no "
+         "model", "use 'uniform' or 'weighted'"),
     Rule("A selector's own conditions", lambda f: type(f.run.select).check is not Selector.check,
          lambda f: f.run.select.check(f.algorithm, f.problem),
          "some selectors need a model, test samples or losses of the parties"),
