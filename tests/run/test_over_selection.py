@@ -65,6 +65,8 @@ def test_what_cannot_be_is_refused(settings: dict[str, object], message: str) ->
 
 
 def test_a_method_that_chooses_parties_itself_cannot_over_select() -> None:
-    experiment = experiment_for(hansa.FedBuff(), over_select=0.5)
     with pytest.raises(ConfigError, match="over_select"):
-        simulate(hansa.FedBuff(), experiment.build_task(), **experiment.settings())
+        experiment_for(hansa.FedBuff(), over_select=0.5)
+    task = experiment_for(hansa.FedBuff()).build_task()
+    with pytest.raises(ConfigError, match="over_select"):
+        simulate(hansa.FedBuff(), task, over_select=0.5)

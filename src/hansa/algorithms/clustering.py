@@ -99,16 +99,6 @@ class Clustering(FedAvg):
         return None if self.hidden else "algorithm.hidden = true"
 
     def check(self, problem: Problem) -> None:
-        if self.fusion.trusts:
-            raise ConfigError(
-                f"{self.name}: {self.fusion.name} judges updates by the server's samples, which belong to no cluster; "
-                "use another fusion"
-            )
-        if self.fusion.remembers:
-            raise ConfigError(
-                f"{self.name}: {self.fusion.name} compares a party's updates of different rounds, and a party may "
-                "change its cluster; use another fusion"
-            )
         super().check(problem)
         if self.clusters > problem.cohort_size:
             raise ConfigError(

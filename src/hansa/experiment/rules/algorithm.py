@@ -106,6 +106,14 @@ ALGORITHM = [
          _permuted,
          "{algorithm.name}: {fusion.name} permutes the units of a party's update, and {found} more than whole updates "
          "of one model, by the places of units", "use another fusion"),
+    Rule("The server's samples belong to no cluster", lambda f: f.fusion and f.fusion.trusts,
+         lambda f: f.algorithm.clustered,
+         "{algorithm.name}: {fusion.name} judges updates by the server's samples, which belong to no cluster",
+         "use another fusion"),
+    Rule("A fusion that compares rounds needs parties that stay in their cluster",
+         lambda f: f.fusion and f.fusion.remembers, lambda f: f.algorithm.clustered,
+         "{algorithm.name}: {fusion.name} compares a party's updates of different rounds, and a party may change its "
+         "cluster", "use another fusion"),
     Rule("A fusion that compares rounds needs rounds", lambda f: f.fusion and f.fusion.remembers,
          lambda f: f.algorithm.participation == "own",
          "{algorithm.name}: {fusion.name} compares the updates of a round with those of the rounds before, and "
