@@ -29,8 +29,6 @@ class LocalWork:
         local = algorithm.parts().local
         solver = unwrap(local)[1] if local is not None else None
         self.solver = solver if isinstance(solver, LocalSolver) and solver.paced else None
-        if self.pace.sets is not None:
-            self._check_pace(algorithm)
         self.own: dict[int, dict[str, Any]] = {}
         for name, table in run.own.items():
             where = f"run.own.{name}"
@@ -38,16 +36,6 @@ class LocalWork:
             if party in self.own:
                 raise ConfigError(f"{where}: the party is listed twice, by name and by number; remove one entry")
             self.own[party] = self._table(algorithm, table, where)
-
-    def _check_pace(self, algorithm: Algorithm) -> None:
-        name, field = self.pace.name, self.pace.sets
-        if self.solver is None:
-            raise ConfigError(f"run.pace: {algorithm.name} has no local steps, so {name!r} has no effect; use 'fixed'")
-        if field not in field_types(type(self.solver)):
-            raise ConfigError(
-                f"run.pace: {name!r} sets {field}, which the local solver {self.solver.name!r} does not have; use "
-                "'fixed'"
-            )
 
     def _table(self, algorithm: Algorithm, table: Mapping[str, Any], where: str) -> dict[str, Any]:
         """The fields of one party, checked by making its local solver."""

@@ -65,7 +65,7 @@ def simulate(algorithm: Algorithm, task: Task, *, run_dir: str | Path | None = N
     trackers if `track` is left out. `callbacks` are `hansa.Callback` objects, or functions of (line, result): they are
     called after each round, and may stop the run. `alone` keeps the run in one process, for several runs side by side.
     """
-    run, protection = _check_arguments(algorithm, task, run_dir, resume, force, protocol, privacy, settings)
+    run, protection = _check_arguments(algorithm, task, run_dir, resume, force, privacy, settings)
     drifting = drifts(drift, run.rounds)
     check(Facts(algorithm=algorithm, run=run, privacy=protection, adversary=adversary, drift=drifting,
                 protocol=protocol, deployed=False, **task_facts(task, task.ids is not None)))  # fmt: skip
@@ -151,8 +151,7 @@ def _baseline(name: str, training: Training) -> dict[str, Any]:
     return numbers | {key: last[key] for key in ("parties", "worst_parties", "unmeasured") if key in last}
 
 
-def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resume: bool, force: bool,
-                     protocol: SumProtocol | None, privacy: Any,
+def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resume: bool, force: bool, privacy: Any,
                      settings: dict[str, Any]) -> tuple[Run, Privacy]:  # fmt: skip
     """Check the arguments of `simulate`: the settings of the run, and how updates are protected."""
     if not isinstance(algorithm, Algorithm):
@@ -165,11 +164,6 @@ def _check_arguments(algorithm: Any, task: Any, run_dir: str | Path | None, resu
         raise ConfigError("resume=True needs run_dir, the folder of the run to resume")
     run: Run = fill(Run, settings, where="run")
     protection = privacy_of(privacy)
-    if protocol is not None and protection != Privacy():
-        raise ConfigError(
-            "protocol= takes over every sum, so privacy= would have no effect; give the protocol as privacy.secure, or "
-            "leave one of them out"
-        )
     if force and not resume:
         raise ConfigError("force=True applies to a resumed run only; give resume=True too, or leave it out")
     _check_device(run)

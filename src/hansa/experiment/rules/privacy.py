@@ -28,6 +28,9 @@ def _openable(f: Facts) -> Any:
 
 
 PRIVACY = [
+    Rule("A protocol of one's own is the only one", "protocol", lambda f: f.protected,
+         "protocol= takes over every sum, so privacy= would have no effect",
+         "give the protocol as privacy.secure, or leave one of them out"),
     Rule("A private solver tells no training loss", "private_local", lambda f: f.run.pace.watches,
          "run.pace: {run.pace.name!r} depends on the parties' training loss, which {private_local.name!r} does not "
          "release", "use 'fixed'"),

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from hansa.core.registry import field_types
 from hansa.experiment.rules.rule import Facts, Rule
 from hansa.fusion import Fusion
+from hansa.local.solver import LocalSolver
 from hansa.select import Selector
+
+
+def _paced(f: Facts) -> bool:
+    return isinstance(f.solver, LocalSolver) and f.solver.paced
 
 
 def _quorum_of_one(f: Facts) -> Any:
@@ -47,6 +53,12 @@ def _few(f: Facts) -> Any:
 
 
 SETTINGS = [
+    Rule("A pace needs local steps", lambda f: f.run.pace.sets is not None, lambda f: not _paced(f),
+         "run.pace: {algorithm.name} has no local steps, so {run.pace.name!r} has no effect", "use 'fixed'"),
+    Rule("A pace sets a field of the local solver", lambda f: f.run.pace.sets is not None and _paced(f),
+         lambda f: f.run.pace.sets not in field_types(type(f.solver)),
+         "run.pace: {run.pace.name!r} sets {run.pace.sets}, which the local solver {solver.name!r} does not have",
+         "use 'fixed'"),
     Rule("A selector needs cohorts", lambda f: not f.run.select.takes_any,
          lambda f: {"all": "needs every party in every round",
          "own": "chooses parties itself"}.get( f.algorithm.participation),
