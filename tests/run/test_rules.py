@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hansa
-from hansa.core.registry import build
+from hansa.core.plain_data import build
 from hansa.experiment.config import parse
 from hansa.experiment.rules import RULES, Facts, Judgement, Rule, check, judge
 from hansa.plumbing.errors import ConfigError

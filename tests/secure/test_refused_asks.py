@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 from test_encrypted_sums import Say, world
-from torch import Tensor, nn
+from torch import Tensor
 
-from hansa.core.algorithm import Problem
 from hansa.core.ask import op_of
 from hansa.core.op import Op
-from hansa.core.plain_data import build
-from hansa.numerics.objective import Objective
+from hansa.experiment.config import parse
+from hansa.experiment.rules import Facts, check
 from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAborted
 from hansa.secure import ckks, payloads
 from hansa.secure.ckks import CIPHERTEXT, CkksOpen
@@ -26,9 +25,9 @@ from hansa.secure.threshold import MAX_SHARES
 needs_tenseal = pytest.mark.skipif(importlib.util.find_spec("tenseal") is None, reason="no tenseal")
 
 
-def problem(parties: int) -> Problem:
-    objective = Objective(lambda: nn.Linear(2, 2), "cross_entropy", 0)
-    return Problem(objective.spec, objective.initial, parties, (2,), 2, parties)
+def known(secure: str, parties: int) -> Facts:
+    tree = {"task": {"dataset": "digits", "model": "logistic"}, "privacy": {"secure": secure}}
+    return parse(tree).facts(parties=parties, names=None, cohort_size=parties)
 
 
 @pytest.mark.parametrize(
@@ -125,16 +124,15 @@ def test_a_ckks_key_that_is_private_damaged_or_of_another_size_is_refused() -> N
 
 @needs_tenseal
 def test_ckks_is_refused_for_more_parties_than_its_sums_are_exact_for() -> None:
-    build("secure", "ckks").check(problem(1024))
-    with pytest.raises(ConfigError, match="exact for up to 1024 parties, and a round asks 1025; use 'masking'"):
-        build("secure", "ckks").check(problem(1025))
+    check(known("ckks", 1024))
+    with pytest.raises(ConfigError, match="for at most 1024 parties, and a round asks 1025; use 'masking'"):
+        check(known("ckks", 1025))
 
 
 def test_threshold_sums_are_refused_for_more_parties_than_a_key_has_shares() -> None:
-    channel = build("secure", "threshold-paillier", key_bits=1024)
-    channel.check(problem(MAX_SHARES))
+    check(known("threshold-paillier", MAX_SHARES))
     with pytest.raises(ConfigError, match="for at most 256 parties, and a round asks 257; use 'masking'"):
-        channel.check(problem(MAX_SHARES + 1))
+        check(known("threshold-paillier", MAX_SHARES + 1))
 
 
 def encrypting(here: Any) -> tuple[Op, dict[str, Any]]:

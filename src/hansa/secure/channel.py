@@ -141,6 +141,7 @@ class Channel(Part):
     stochastic: bool = False
     statistics: SumRange = 2.0**30
     widest: ClassVar[int] = WIDEST  # the most bits of a sum
+    most: ClassVar[int | None] = None  # the most parties of a round
     hides: ClassVar[str | None] = None  # the op that hides a reply
 
     @property

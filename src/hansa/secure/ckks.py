@@ -179,6 +179,7 @@ class CKKS(KeyHolderChannel):
 
     against: ClassVar[str] = CURIOUS
     rate: ClassVar[float] = 400_000.0
+    most: ClassVar[int | None] = LARGEST // 2**DIGIT
 
     hides: ClassVar[str | None] = "secure-ckks"
 
@@ -189,11 +190,6 @@ class CKKS(KeyHolderChannel):
     def check(self, problem: Problem) -> None:
         _tenseal()
         super().check(problem)
-        if problem.cohort_size * 2**DIGIT > LARGEST:
-            raise ConfigError(
-                f"the secure sum 'ckks' is exact for up to {LARGEST // 2**DIGIT} parties, and a round asks "
-                f"{problem.cohort_size}; use 'masking'"
-            )
 
     async def reduce(self, fed: Federation, ask: Ask, noise: float = 0.0) -> Reduced:
         op = CkksEncrypt(**self.settings(ask, noise))  # type: ignore[arg-type]

@@ -166,6 +166,7 @@ class Functional(EncryptedChannel):
     bits: SumBits = 16
     authority: int | None = None
     rate: ClassVar[float] = 100.0
+    most: ClassVar[int | None] = scheme.LARGEST // 2**DIGIT
 
     hides: ClassVar[str | None] = "secure-functional"
 
@@ -178,11 +179,6 @@ class Functional(EncryptedChannel):
         if self.authority is not None and not 0 <= self.authority < problem.parties:
             raise ConfigError(f"privacy.authority must be one of the {problem.parties} parties, from 0 on, "
                               f"got {self.authority}")  # fmt: skip
-        if problem.cohort_size * 2**DIGIT > scheme.LARGEST:
-            raise ConfigError(
-                f"the secure sum 'functional' is for up to {scheme.LARGEST // 2**DIGIT} parties, and a round asks "
-                f"{problem.cohort_size}; use 'masking'"
-            )
 
     def settings(self, ask: Ask, noise: float = 0.0) -> dict[str, object]:
         """As for every channel, except that counts take no more bits than `statistics` needs: digits are slow."""

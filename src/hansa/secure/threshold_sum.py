@@ -28,7 +28,7 @@ from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.registry import register
 from hansa.plumbing import codec
-from hansa.plumbing.errors import ConfigError, DataError, PartyError, RoundAborted
+from hansa.plumbing.errors import DataError, PartyError, RoundAborted
 from hansa.secure import child_process, envelopes, payloads
 from hansa.secure.byte_tensors import as_bytes, as_tensor, from_rows, to_rows, to_table
 from hansa.secure.channel import CURIOUS
@@ -266,6 +266,7 @@ class ThresholdPaillier(EncryptedChannel):
     threshold: quantities.Share = 0.67
     key_bits: KeyBits = SAFE
     rate: ClassVar[float] = 1000.0
+    most: ClassVar[int | None] = MAX_SHARES
 
     hides: ClassVar[str | None] = "secure-threshold"
 
@@ -276,11 +277,6 @@ class ThresholdPaillier(EncryptedChannel):
     def check(self, problem: Problem) -> None:
         super().check(problem)
         warn_of_short_keys(self, self.key_bits)
-        if problem.cohort_size > MAX_SHARES:
-            raise ConfigError(
-                f"the secure sum {self.name!r} is for at most {MAX_SHARES} parties, and a round asks "
-                f"{problem.cohort_size}; use 'masking'"
-            )
 
     def least(self, parties: int) -> int:
         return max(self.min_parties, math.ceil(self.threshold * parties - 1e-9))

@@ -112,8 +112,12 @@ PRIVACY = [
     Rule("A secure sum cannot find the largest count", "privacy.secure", lambda f: f.spec.counts,
          "the model counts batches (BatchNorm); the fused model needs the largest count, and a secure sum can only add",
          "use a model without BatchNorm (GroupNorm needs no counters), or no secure sum"),
+    Rule("A secure sum is for so many parties",
+         lambda f: f.privacy.secure and f.privacy.secure.most, lambda f: f.cohort_size > f.privacy.secure.most,
+         "the secure sum {privacy.secure.name!r} is for at most {privacy.secure.most} parties, and a round asks "
+         "{cohort_size}", "use 'masking'"),
     Rule("A secure sum can serve the parties", "privacy.secure", _check_channel,
-         "each secure sum has its least and its largest number of parties"),
+         "each secure sum has its least number of parties"),
     Rule("A secure sum is opened for so many parties", lambda f: f.privacy.secure and f.run.min_cohort > 1, _openable,
          "run.min_cohort is {run.min_cohort}, but a secure sum of {found[0]} of {cohort_size} parties could be opened",
          "{found[1]}"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hansa.core.registry import field_types
+from hansa.core.plain_data import field_types
 from hansa.experiment.rules.rule import Facts, Rule
 from hansa.fusion import Fusion
 from hansa.local.solver import LocalSolver
