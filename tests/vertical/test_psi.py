@@ -468,7 +468,7 @@ def test_a_party_requires_twenty_common_people_where_it_has_a_privacy_floor() ->
 
     assert Policy().fewest_matches == 0 and Policy(privacy=Floor(secure=True)).fewest_matches == 20
     assert Policy(min_matches=5, privacy=Floor(secure=True)).fewest_matches == 5 == Policy(min_matches=5).fewest_matches
-    with pytest.raises(ConfigError, match="min_matches must not be negative, got -1"):
+    with pytest.raises(ConfigError, match="min_matches must be at least 0, got -1"):
         Policy(min_matches=-1)
 
 
