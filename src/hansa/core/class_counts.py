@@ -23,7 +23,7 @@ CLASSES = 2**20  # classes that a party counts at most
 class ClassCounts(Op):
     """The number of the party's samples of each class."""
 
-    classes: Annotated[int, Meta(ge=1, le=CLASSES), SIZED] = 2
+    classes: Annotated[int, Meta(ge=0, le=CLASSES), SIZED] = 0
     per_sample: ClassVar[Bounds] = {"counts": PerSample(over=(-1,))}
     entries = stated()
 
