@@ -22,7 +22,7 @@ from hansa.core.sample_bounds import Bounds, PerSample, rescaled, sample_fault, 
 from hansa.local import SGD
 from hansa.replies.partial_sums import PartialSum, ReplySum
 from hansa.replies.replies import combine
-from hansa.replies.reply_checks import Rules, clean, fault
+from hansa.replies.reply_checks import Rules, fault, stack_fault
 from hansa.secure.channel import Encoded
 from hansa.secure.masking import Masking
 
@@ -97,10 +97,10 @@ def test_a_stack_is_checked_as_single_replies_are() -> None:
         tensors = {name: torch.stack([r.tensors[name] for r in replies]) for name in replies[0].tensors}
         return Replies(list(range(len(replies))), tensors, [r.weight for r in replies])
 
-    assert clean(stacked([sums(100), sums(7), sums(1000)]), TwoSums(), [{}], Rules(), True)
+    assert stack_fault(stacked([sums(100), sums(7), sums(1000)]), TwoSums(), [{}], Rules()) is None
     for bad in (sums(7, times=2, weight=7), sums(100, times=10, weight=999)):
         assert fault(bad, TwoSums(), {}, Rules()) is not None
-        assert not clean(stacked([sums(100), bad, sums(1000)]), TwoSums(), [{}], Rules(), True)
+        assert stack_fault(stacked([sums(100), bad, sums(1000)]), TwoSums(), [{}], Rules()) is not None
 
 
 def test_multiplied_sums_are_rejected_by_name_or_rescaled() -> None:

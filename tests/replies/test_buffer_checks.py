@@ -15,7 +15,7 @@ from hansa.local import SGD
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import ParamSpec
 from hansa.replies.buffer_checks import variances
-from hansa.replies.reply_checks import Rules, clean, fault
+from hansa.replies.reply_checks import Rules, fault, stack_fault
 
 X = torch.randn(30, 4, generator=torch.Generator().manual_seed(2))
 Y = (X.sum(1) > 0).long()
@@ -44,7 +44,7 @@ def test_what_an_honest_party_sends_is_taken() -> None:
     assert fault(reply, OP, payload, rules) is None
     stack = Replies([0, 1], {name: torch.stack([v, v]) for name, v in reply.tensors.items()}, [reply.weight] * 2,
                     {name: torch.stack([v, v]) for name, v in reply.maxima.items()})  # fmt: skip
-    assert clean(stack, OP, [payload], rules, summed=True)
+    assert stack_fault(stack, OP, [payload], rules) is None
 
 
 LIES: list[tuple[str, int, float, str]] = [
@@ -67,7 +67,7 @@ def test_a_lie_about_buffers_is_rejected_alone_and_in_a_stack(name: str, at: int
     both = honest, reply
     stack = Replies([0, 1], {n: torch.stack([r.tensors[n] for r in both]) for n in reply.tensors}, [reply.weight] * 2,
                     {n: torch.stack([r.maxima[n] for r in both]) for n in reply.maxima})  # fmt: skip
-    assert not clean(stack, OP, [payload], rules, summed=True)
+    assert words in str(stack_fault(stack, OP, [payload], rules))
 
 
 def test_a_variance_may_move_by_the_square_of_what_a_mean_may() -> None:

@@ -16,7 +16,7 @@ from hansa.core.sums import BLOCK, BlockSum
 from hansa.local import SGD
 from hansa.plumbing.errors import ConfigError, RoundAborted
 from hansa.replies.replies import combine
-from hansa.replies.reply_checks import Rules, clean, fault
+from hansa.replies.reply_checks import Rules, fault, stack_fault
 from hansa.run import Run
 
 MODEL = {"w": torch.zeros(3), "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}
@@ -72,6 +72,39 @@ def test_a_reply_that_may_not_be_fused_is_rejected_with_the_reason(bad: Reply, r
     assert (record.asked, record.accepted, answer.count, answer.weight) == (3, 2, 2, 2)
     assert list(record.rejected) == [1]
     assert re.search(reason, record.rejected[1])
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("bad", "rules"),
+    [
+        (reply(math.nan, 1, 1), Rules()),
+        (reply(1, 1, 1, weight=0), Rules()),
+        (reply(1, 1, 1, weight=11), Rules(max_weight=10)),
+        (reply(1, 1, 1, weight=2**53), Rules()),
+        (reply(3, 4, 0.1), Rules(max_norm=5.0)),
+        (reply(3, 4, 0.1), Rules(growth=5.0)),
+        (reply(1, 1, 1, train_loss=6.0), Rules(worst=5.0)),
+        (reply(1, 1, 1, train_loss=-1.0), Rules(named_loss=True)),
+        (reply(1, 1, 1, train_loss=math.inf), Rules()),
+        (reply(1, 2.0**70, 1), Rules(exact=True)),
+    ],
+)
+def test_a_stack_has_the_fault_of_its_one_bad_reply(bad: Reply, rules: Rules, at: int) -> None:
+    replies = [reply(1, 2, 2, train_loss=0.5), reply(0, 0, 4, weight=3, train_loss=5.0), reply(3, 4, 0, train_loss=0.0)]
+    payload = {"model": {**MODEL, "w": torch.zeros(3)}}
+
+    def stacked() -> Replies:
+        metrics = {"train_loss": [r.metrics.get("train_loss", 0.0) for r in replies]}
+        return Replies([0, 1, 2], {"w": torch.stack([r.tensors["w"] for r in replies])},
+                       [r.weight for r in replies], {}, metrics)  # fmt: skip
+
+    assert stack_fault(stacked(), SGD(), [payload], rules) is None
+    replies[at] = bad
+    reason = fault(bad, SGD(), payload, rules)
+    assert reason is not None
+    assert stack_fault(stacked(), SGD(), [payload], rules) == reason
+    assert stack_fault(stacked(), SGD(), [payload, payload, payload], rules) == reason
 
 
 def test_a_reply_at_the_limits_is_fused() -> None:
@@ -362,7 +395,7 @@ def test_a_metric_lies_in_its_range_or_its_reply_is_rejected(name: str, low: flo
         whole = Replies([0, 1], {"w": torch.stack([one.tensors["w"]] * 2)}, [1, 1], {}, {name: [0.5, value]})
         found = fault(one, op, PAYLOAD, rules or Rules())
         if rules is None:  # with limits that depend on what a party was sent, replies are looked at one by one
-            assert clean(whole, op, [PAYLOAD], Rules(), summed=True) == (found is None)
+            assert (stack_fault(whole, op, [PAYLOAD], Rules()) is None) == (found is None)
         return found
 
     assert said(low) is None and said(high) is None

@@ -97,13 +97,28 @@ def _is_text(name: str) -> bool:
 
 @dataclass
 class Replies:
-    """A stack of replies in the order of party ids: row k of every tensor belongs to `parties[k]`."""
+    """A stack of replies in the order of party ids: row k of every tensor belongs to `parties[k]`.
+
+    `count` is that of a reply that stands for several parties; such a reply is a stack of its own.
+    """
 
     parties: list[int]
     tensors: dict[str, Tensor]
     weights: list[int]
     maxima: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Sequence[float]] = field(default_factory=dict)
+    count: int = 1
+
+    @classmethod
+    def of(cls, reply: Reply, party: int = 0) -> Replies:
+        """One reply as a stack; its tensors are views."""
+        tensors, maxima = ({n: t.unsqueeze(0) for n, t in group.items()} for group in (reply.tensors, reply.maxima))
+        metrics: dict[str, Sequence[float]] = {name: [value] for name, value in reply.metrics.items()}
+        return cls([party], tensors, [reply.weight], maxima, metrics, reply.count)
+
+    def part(self, k: int) -> Replies:
+        """The reply of one party as a stack, as views of this one."""
+        return Replies.of(self.row(k), self.parties[k])
 
     def row(self, k: int) -> Reply:
         """The reply of one party, as views of the stack."""
@@ -112,6 +127,7 @@ class Replies:
             self.weights[k],
             {name: value[k] for name, value in self.maxima.items()},
             {name: values[k] for name, values in self.metrics.items()},
+            self.count,
         )
 
     def copy(self, k: int) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -36,6 +37,17 @@ def norm_over(tensors: Iterable[Tensor], limit: float) -> float | None:
         return None
     norm = l2_norm(joined)
     return norm if norm > limit else None
+
+
+def row_over(tensors: Iterable[Tensor], limit: float) -> float | None:
+    """The L2 norm of a row of all tensors together if it is over a limit, else None; as `norm_over` of each row."""
+    joined = [tensor.unsqueeze(-1).flatten(1) for tensor in tensors]
+    rows: Iterable[int] = range(len(joined[0])) if joined else ()
+    if joined and len(joined[0]) > 1:
+        norms = functools.reduce(torch.hypot, map(row_norms, joined))
+        rows = (norms > limit * (1 - ROUGH)).nonzero().flatten().tolist()
+    found = (norm_over([tensor[k] for tensor in joined], limit) for k in rows)
+    return next((norm for norm in found if norm is not None), None)
 
 
 def norm_in_pieces(tensors: Iterable[Tensor]) -> float:

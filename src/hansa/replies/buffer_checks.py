@@ -8,14 +8,12 @@ party could have taken. FedNova's tau, q-FedAvg's h and SCAFFOLD's control varia
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from hansa.core.op import Op, Payload
-from hansa.core.shapes import is_open, largest_shape
 from hansa.numerics.params import ParamSpec
 
 Spans = tuple[tuple[int, int], ...]
@@ -36,7 +34,7 @@ def variances(spec: ParamSpec) -> Spans:
 
 def buffer_fault(tensors: Mapping[str, Tensor], maxima: Mapping[str, Tensor], weight: int, op: Op, payload: Payload,
                  spans: Spans, max_stats: float | None) -> str | None:  # fmt: skip
-    """The reason why the buffers of a reply, or of a stack of replies, may not be fused; or None.
+    """The reason why the buffers of one of a stack of replies may not be fused, or None.
 
     Names, shapes and finite values have been checked before. `weight` is the smallest weight among the replies.
     """
@@ -74,15 +72,13 @@ def _deviations(stats: Tensor, spans: Spans) -> Tensor:
 
 def beside_fault(tensors: Mapping[str, Tensor], weight: int, op: Op, payload: Payload,
                  longest: float | None) -> str | None:  # fmt: skip
-    """The reason why the tensors beside the update may not be fused, for a reply or a stack of replies; or None."""
+    """The reason why the tensors beside the update of one of a stack of replies may not be fused, or None."""
     if op.update is None or op.update not in tensors:  # hidden in a secure sum: the party checks its own range
         return None
     expected = op.expects(payload)
     for name, most in op.most(weight, payload, longest).items():
         shape = expected[name][0]
-        # Replies of open size come one by one, others perhaps in a stack.
-        width = tensors[name].numel() if is_open(shape) else math.prod(largest_shape(shape))
-        rows = tensors[name].to(torch.float64).reshape(-1, width)
+        rows = tensors[name].to(torch.float64).unsqueeze(-1).flatten(1)
         if (not shape or name in op.counts) and bool((rows < 0).any()):
             return f"its {name} is negative"
         largest = float(torch.linalg.vector_norm(rows, dim=1).max())

@@ -223,8 +223,9 @@ class ReplyCombiner:
             payloads = [self.ask.payload_of(party) for party in replies.parties]
         at_once = self._summed or (self.op.update is None and self._heaviest is None)
         ahead = self._summed_ahead(replies)
+        at_once = at_once and not (self._summed and any(open_tensors(self.op, payload) for payload in payloads))
         fused = received_stack(replies, self._sent_by, payloads, self.rules, self._summed) if at_once else None
-        if fused is None:
+        if fused is None or isinstance(fused, str):
             for k, party in enumerate(replies.parties):
                 self.add(party, replies.row(k))
             return

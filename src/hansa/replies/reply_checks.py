@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,14 +13,15 @@ from hansa.core.ask import Ask
 from hansa.core.metric_ranges import COUNT, MOST, NAME, outside
 from hansa.core.op import Op, Payload, Replies, Reply
 from hansa.core.sample_bounds import sample_fault
-from hansa.core.shapes import Shape, fits, is_open, shape_text
-from hansa.core.wrapper import PackingOp
+from hansa.core.shapes import Shape, fits, shape_text
+from hansa.core.wrapper import PackingOp, Wrapper, unwrap
 from hansa.numerics.exact_sums import too_large
-from hansa.numerics.norms import max_abs, norm_in_pieces, norm_over, row_norms
+from hansa.numerics.norms import max_abs, norm_in_pieces, row_over
 from hansa.plumbing.errors import ConfigError
 from hansa.replies.buffer_checks import Spans, beside_fault, buffer_fault
 
 SLACK = 1 + 1e-6  # tolerance for the rounding of sums of squares
+Layout = tuple[tuple[int, ...], torch.dtype]
 LARGEST = 2**53  # integers from here on are not exact in float64
 
 
@@ -97,100 +98,152 @@ def opener(op: Op) -> Op:
 
 def received(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = True) -> Reply | str:
     """A reply as it is fused, opened if it was packed; or the reason why it may not be fused."""
-    while isinstance(op, PackingOp):
-        reason = _unlike(reply.tensors, op.expects(payload)) or _unusable(reply.tensors, summed=False)
-        if reason is not None:
-            return reason
-        try:
-            reply, op = op.opened(payload, reply), op.inner
-        except Exception as error:  # the parts are the party's choice: they reject its reply, and stop no round
-            return f"it cannot be opened: {next(iter(str(error).splitlines()), type(error).__name__)}"
-    return fault(reply, op, payload, rules, summed) or reply
+    stack = Replies.of(reply)
+    opened = received_stack(stack, op, [payload], rules, summed)
+    return opened if isinstance(opened, str) else reply if opened is stack else opened.row(0)
 
 
 def received_stack(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules,
-                   summed: bool = True) -> Replies | None:  # fmt: skip
-    """A stack of replies as it is fused, opened if it was packed; None if some reply may not be fused."""
+                   summed: bool = True) -> Replies | str:  # fmt: skip
+    """A stack of replies as it is fused, opened if it was packed; or the reason why one may not be fused."""
     while isinstance(op, PackingOp):
-        first = replies.row(0).tensors
-        if any(_unlike(first, op.expects(payload)) for payload in payloads) or _unusable(replies.tensors, False):
-            return None
+        reason = _unlike_any(replies.tensors, map(op.expects, payloads)) or _unusable(replies.tensors, summed=False)
+        if reason is not None:
+            return reason
         try:
-            replies, op = op.opened_stack(payloads[0], replies), op.inner
-        except Exception:  # `received` gives the reason for each reply
-            return None
-    return replies if clean(replies, op, payloads, rules, summed) else None
+            if len(replies.parties) == 1:
+                replies = Replies.of(op.opened(payloads[0], replies.row(0)), replies.parties[0])
+            else:
+                replies = op.opened_stack(payloads[0], replies)
+        except Exception as error:  # the parts are the party's choice: they reject its reply, and stop no round
+            return f"it cannot be opened: {next(iter(str(error).splitlines()), type(error).__name__)}"
+        op = op.inner
+    return stack_fault(replies, op, payloads, rules, summed) or replies
 
 
 def fault(reply: Reply, op: Op, payload: Payload, rules: Rules, summed: bool = True) -> str | None:
     """The reason why a reply may not be fused, or None. With `summed`, integers must stay exact in a sum."""
-    for tensors, expected in ((reply.tensors, op.expects(payload)), (reply.maxima, op.expects_maxima(payload))):
-        reason = _unlike(tensors, expected) or _unusable(tensors, summed)
+    return stack_fault(Replies.of(reply), op, [payload], rules, summed)
+
+
+def stack_fault(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules,
+                summed: bool = True) -> str | None:  # fmt: skip
+    """The reason why one of a stack of replies may not be fused, or None. `payloads`: of each party, or one for all.
+
+    A stack is checked with the smallest bound and the largest weight of its replies. So a stack without a fault has no
+    reply with one; after a fault, check each reply by itself for its own reason.
+    """
+    groups = (replies.tensors, op.expects), (replies.maxima, op.expects_maxima)
+    for tensors, expects in groups:
+        reason = _unlike_any(tensors, map(expects, payloads)) or _unusable(tensors, summed)
         if reason is not None:
             return reason
-    if reply.count != 1:
-        return f"it stands for {reply.count} parties, and a party answers for itself alone"
-    if isinstance(reply.weight, bool) or not isinstance(reply.weight, int) or reply.weight <= 0:
-        return f"its weight is {reply.weight!r}, expected a positive whole number"
-    if reply.weight >= LARGEST:
-        return f"its weight {reply.weight} is over 2^53"
-    if rules.max_weight is not None and reply.weight > rules.max_weight:
-        return f"its weight {reply.weight} is over the limit of {rules.max_weight}"
-    if summed and rules.exact and (reason := too_large(reply.tensors, reply.weight)) is not None:
+    if replies.count != 1:
+        return f"it stands for {replies.count} parties, and a party answers for itself alone"
+    for weight in replies.weights:
+        if isinstance(weight, bool) or not isinstance(weight, int) or weight <= 0:
+            return f"its weight is {weight!r}, expected a positive whole number"
+    least, heaviest = min(replies.weights), max(replies.weights)
+    if heaviest >= LARGEST:
+        return f"its weight {heaviest} is over 2^53"
+    if rules.max_weight is not None and heaviest > rules.max_weight:
+        return f"its weight {heaviest} is over the limit of {rules.max_weight}"
+    if summed and rules.exact and (reason := too_large(replies.tensors, heaviest)) is not None:
         return reason
-    unknown = set(reply.metrics) - op.measures if op.measures is not None else set()
-    if unknown:
-        return f"it has the metrics {sorted(unknown)}, which were not asked for"
-    if op.measures is None and (len(reply.metrics) > COUNT or any(len(name) > NAME for name in reply.metrics)):
-        return f"it has more than {COUNT} metrics, or a metric whose name has more than {NAME} characters"
-    for name, number in reply.metrics.items():
-        if not isinstance(number, (int, float)) or not math.isfinite(number):
-            return f"its metrics are not finite: {name} is {number!r}"
-        reason = outside(name, number, op.ranges.get(name), rules.max_metric(number, payload), rules.named_loss)
-        if reason is not None:
-            return reason
-    limit = rules.max_update_norm(payload)
-    if limit is not None and op.update is not None and op.update in reply.tensors:
-        norm = norm_over([reply.tensors[op.update]], limit)
+    if (reason := _metrics_fault(replies.metrics, op, payloads, rules)) is not None:
+        return reason
+    limits = [rules.max_update_norm(payload) for payload in payloads]
+    limit = min((limit for limit in limits if limit is not None), default=None)
+    if limit is not None and op.update is not None and op.update in replies.tensors:
+        norm = row_over([replies.tensors[op.update]], limit)
         if norm is not None:
             return f"the norm of its update, {norm:.4g}, is over the limit of {limit:.4g}"
-    reason = buffer_fault(reply.tensors, reply.maxima, reply.weight, op, payload, rules.variances, rules.max_stats)
-    reason = reason or beside_fault(reply.tensors, reply.weight, op, payload, limit)
-    if reason is None and op.per_sample:
-        rows = {name: tensor.unsqueeze(0) for name, tensor in reply.tensors.items()}
-        samples = op.stated_samples(reply, payload)
-        reason = sample_fault(rows, op.per_sample, [samples])
-        if rules.max_weight is not None and samples > op.most_stated(rules.max_weight, payload):
-            reason = f"its sums are those of {samples} samples, over the limit of {rules.max_weight}"
-    if reason is not None:
+    if replies.maxima or set(replies.tensors) != {op.update}:  # more than the update
+        parts = [replies] if len(payloads) == 1 else [replies.part(k) for k in range(len(payloads))]
+        for part, payload, longest in zip(parts, payloads, limits, strict=True):
+            reason = buffer_fault(part.tensors, part.maxima, least, op, payload, rules.variances, rules.max_stats)
+            if reason := reason or beside_fault(part.tensors, least, op, payload, longest):
+                return reason
+    if op.per_sample and (reason := _samples_fault(replies, op, payloads, rules)) is not None:
         return reason
-    if (reason := op.impossible(reply, payload)) is not None:
-        return reason
-    if op.largest is not None and (most := max_abs(reply.tensors.values())) > op.largest * SLACK:
+    if type(op).impossible is not Op.impossible:
+        for row, payload in _rows(replies, payloads):
+            if (reason := op.impossible(row, payload)) is not None:
+                return reason
+    if op.largest is not None and (most := max_abs(replies.tensors.values())) > op.largest * SLACK:
         return f"it has values up to {most:.4g}, and the largest that a party may send is {op.largest:.4g}"
     if op.longest is not None:
-        beside = op.beside(payload)
-        joined = [tensor for name, tensor in reply.tensors.items() if name not in beside]
-        if norm_over(joined, op.longest * SLACK) is not None:
+        beside = op.beside(payloads[0])
+        joined = [tensor for name, tensor in replies.tensors.items() if name not in beside]
+        if row_over(joined, op.longest * SLACK) is not None:
             return f"its norm is over {op.longest:.4g}, the bound to which the party should have clipped it"
     return None
 
 
+def _metrics_fault(metrics: Mapping[str, Sequence[float]], op: Op, payloads: Sequence[Payload],
+                   rules: Rules) -> str | None:  # fmt: skip
+    unknown = set(metrics) - op.measures if op.measures is not None else set()
+    if unknown:
+        return f"it has the metrics {sorted(unknown)}, which were not asked for"
+    if op.measures is None and (len(metrics) > COUNT or any(len(name) > NAME for name in metrics)):
+        return f"it has more than {COUNT} metrics, or a metric whose name has more than {NAME} characters"
+    for name, values in metrics.items():
+        for number in values:
+            if not isinstance(number, (int, float)) or not math.isfinite(number):
+                return f"its metrics are not finite: {name} is {number!r}"
+        for edge in dict.fromkeys((min(values), max(values))):
+            most = min(rules.max_metric(edge, payload) for payload in payloads)
+            reason = outside(name, edge, op.ranges.get(name), most, rules.named_loss)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _samples_fault(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules) -> str | None:
+    """The reason why one of a stack of replies cannot be sums over the samples that it states, or None."""
+    samples, usual = replies.weights, (Op.stated_samples, Wrapper.stated_samples)
+    layers, inner = unwrap(op)
+    if any(type(part).stated_samples not in usual for part in (*layers, inner)):
+        samples = [op.stated_samples(row, payload) for row, payload in _rows(replies, payloads)]
+    if rules.max_weight is not None:
+        for number, payload in zip(samples, _each(replies, payloads), strict=True):
+            if number > op.most_stated(rules.max_weight, payload):
+                return f"its sums are those of {number} samples, over the limit of {rules.max_weight}"
+    return sample_fault(replies.tensors, op.per_sample, samples)
+
+
+def _each(replies: Replies, payloads: Sequence[Payload]) -> Sequence[Payload]:
+    """The payload of each reply of a stack."""
+    return payloads if len(payloads) > 1 else [*payloads] * len(replies.parties)
+
+
+def _rows(replies: Replies, payloads: Sequence[Payload]) -> Iterator[tuple[Reply, Payload]]:
+    """The replies of a stack with their payloads."""
+    return ((replies.row(k), payload) for k, payload in enumerate(_each(replies, payloads)))
+
+
 def message_fault(tensors: Mapping[str, Tensor], expected: dict[str, Shape], values: bool = True) -> str | None:
     """The reason why a message from one party to another may not be used, or None; without `values`, by its shapes."""
-    return _unlike(tensors, expected) or (_unusable(tensors, summed=False) if values else None)
+    reason = _unlike({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}, expected)
+    return reason or (_unusable(tensors, summed=False) if values else None)
 
 
-def _unlike(tensors: Mapping[str, Tensor], expected: dict[str, Shape]) -> str | None:
+def _unlike_any(tensors: Mapping[str, Tensor], expected: Iterable[dict[str, Shape]]) -> str | None:
+    """The difference of the rows of tensors from one of the expected layouts, or None."""
+    layout = {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in tensors.items()}
+    return next((reason for one in expected if (reason := _unlike(layout, one)) is not None), None)
+
+
+def _unlike(layout: Mapping[str, Layout], expected: dict[str, Shape]) -> str | None:
     """The difference in names, shapes or types from the expected tensors, or None."""
-    if set(tensors) != set(expected):
-        return f"it has the tensors {sorted(tensors)}, expected {sorted(expected)}"
+    if set(layout) != set(expected):
+        return f"it has the tensors {sorted(layout)}, expected {sorted(expected)}"
     for name, (sizes, dtype) in expected.items():
-        tensor = tensors[name]
-        if not fits(tuple(tensor.shape), sizes):
-            return f"{name} has the shape {tuple(tensor.shape)}, expected {shape_text(sizes)}"
-        if tensor.dtype != dtype:
-            return f"{name} is {tensor.dtype}, expected {dtype}"
+        shape, actual = layout[name]
+        if not fits(shape, sizes):
+            return f"{name} has the shape {shape}, expected {shape_text(sizes)}"
+        if actual != dtype:
+            return f"{name} is {actual}, expected {dtype}"
     return None
 
 
@@ -209,51 +262,3 @@ def _unusable(tensors: Mapping[str, Tensor], summed: bool) -> str | None:
 def all_finite(tensor: Tensor) -> bool:
     """Whether all values are finite. A finite sum proves it; if the sum overflows, each value is checked."""
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
-
-
-def clean(replies: Replies, op: Op, payloads: Sequence[Payload], rules: Rules, summed: bool) -> bool:
-    """Whether all replies of a stack may be fused. If not, `fault` gives the reason for each reply.
-
-    `payloads` are those of the parties, or one for all.
-    """
-    first = replies.row(0)
-    weights, metrics = replies.weights, replies.metrics
-    for payload in payloads:
-        for tensors, expected in ((first.tensors, op.expects(payload)), (first.maxima, op.expects_maxima(payload))):
-            if _unlike(tensors, expected) or any(is_open(sizes) for sizes, _ in expected.values()):
-                return False
-    if set(map(type, weights)) != {int} or min(weights) <= 0 or max(weights) >= LARGEST:
-        return False
-    if rules.max_weight is not None and max(weights) > rules.max_weight:
-        return False
-    if op.measures is not None and not set(metrics) <= op.measures:
-        return False
-    if op.measures is None and (len(metrics) > COUNT or any(len(name) > NAME for name in metrics)):
-        return False
-    for name, values in metrics.items():
-        if not math.isfinite(sum(values)):
-            return False
-        for edge in (min(values), max(values)):
-            if outside(name, edge, op.ranges.get(name), MOST, rules.named_loss) is not None:
-                return False
-    if rules.max_norm is not None and op.update is not None and op.update in replies.tensors:
-        norms = row_norms(replies.tensors[op.update].flatten(1))
-        if not bool((norms <= rules.max_norm).all()):
-            return False
-    if any(limit is not None for limit in (op.longest, op.largest, rules.growth, rules.worst)):
-        return False  # these limits are checked for each reply
-    if type(op).impossible is not Op.impossible:
-        return False
-    if op.per_sample and sample_fault(replies.tensors, op.per_sample, weights) is not None:
-        return False
-    if len(payloads) > 1 and ("stats" in replies.tensors or replies.maxima or op.beside(payloads[0])):
-        return False
-    if len(replies.tensors) > 1 or replies.maxima:  # more than the update
-        limits = rules.variances, rules.max_stats
-        if buffer_fault(replies.tensors, replies.maxima, min(weights), op, payloads[0], *limits) is not None:
-            return False
-        if beside_fault(replies.tensors, min(weights), op, payloads[0], rules.max_norm) is not None:
-            return False
-    if summed and rules.exact and too_large(replies.tensors, max(weights)) is not None:
-        return False
-    return _unusable({**replies.tensors, **replies.maxima}, summed) is None
