@@ -59,7 +59,7 @@ INSIDE = [
     "hansa.core.op.UpTo", "hansa.core.route_op.RouteOp", "hansa.core.route_op.PeerOp",
     "hansa.core.ask.Routed", "hansa.core.algorithm.Problem", "hansa.core.ask.Reduced", "hansa.core.ask.Gathered",
     "hansa.sim.engine.Engine", "hansa.sim.engine.EngineInputs", "hansa.sim.engine.ReferenceEngine",
-    "hansa.sim.engine.PartyWork", "hansa.sim.engine.SummedBlock", "hansa.replies.partial_sums.ReplySum",
+    "hansa.sim.engine.PartyWork", "hansa.replies.partial_sums.PartialSum", "hansa.replies.partial_sums.ReplySum",
     "hansa.numerics.params.Params", "hansa.core.other_model.OtherModel", "hansa.experiment.settings.Run",
 ]  # fmt: skip
 

@@ -12,24 +12,22 @@ from typing import Any
 import torch
 
 from hansa.core.ask import op_config, op_of
-from hansa.core.op import Op, Party, Reply, perform
+from hansa.core.op import Op, Party, Replies, Reply, perform
 from hansa.core.registry import register
 from hansa.holdings.gateway import SampleGateway
 from hansa.numerics.objective import Objective
 from hansa.plumbing import codec
 from hansa.plumbing.errors import DataError, HansaError
 from hansa.plumbing.forking import check_fork
-from hansa.replies.partial_sums import ReplySum
+from hansa.replies.partial_sums import PartialSum, ReplySum
 from hansa.replies.replies import reply_size
 from hansa.sim.engine import (
-    Block,
     Engine,
     EngineInputs,
     Failure,
     Outcome,
     PartyWork,
     ReferenceEngine,
-    SummedBlock,
     named,
 )
 
@@ -61,7 +59,7 @@ class SubprocessEngine(ReferenceEngine):
     def why(self) -> str:
         return "one party at a time, in another process"
 
-    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         if not _travels(op):
             yield from super().blocks(op, members, round)
             return
@@ -69,7 +67,7 @@ class SubprocessEngine(ReferenceEngine):
             yield member.party, _outcome(self._call("run", op, [member], round)["alone"][str(member.party)])
 
     def partial_sums(self, op: Op, members: list[PartyWork], round: int,
-                     uniform: bool) -> Iterator[SummedBlock | tuple[int, Outcome]]:  # fmt: skip
+                     uniform: bool) -> Iterator[PartialSum | tuple[int, Outcome]]:  # fmt: skip
         if not _travels(op):
             yield from super().blocks(op, members, round)  # type: ignore[misc]
             return
@@ -81,7 +79,8 @@ class SubprocessEngine(ReferenceEngine):
             yield from ((int(party), _outcome(tree)) for party, tree in answer["alone"].items())
             if "sum" in answer:
                 memories = {int(party): memory for party, memory in answer["memories"].items()}
-                yield SummedBlock(list(memories), Reply.of_tree(answer["sum"]), answer["bytes"], memories)
+                total = Reply.of_tree(answer["sum"])
+                yield PartialSum(self.sender, tuple(memories), total, answer["bytes"], memories=memories)
 
     def data_changed(self, parties: Sequence[int] | None = None) -> None:
         self._sent = set() if parties is None else self._sent - set(parties)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import hansa
 from forked import needs_fork
-from hansa.core.op import Memory, Payload
+from hansa.core.op import Memory, Payload, Replies
 from hansa.core.registry import register
 from hansa.local import SGD, Batch, Carry, Context, Gradient, LocalSolver
 from hansa.numerics.objective import Objective
 from hansa.schedule import ExponentialDecay
-from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
+from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stack import Stack
 from hansa.sim.stacked import StackedEngine
 from hansa.sim.workers import WorkersEngine
@@ -255,13 +255,13 @@ def test_worker_processes_hold_as_many_parties_as_a_window() -> None:
     engine = WorkersEngine(StackedEngine(objective, holdings, 0))
     try:
         (block,) = engine.blocks(SGD(batch=1), jobs, 0)
-        assert isinstance(block, Block)
-        spread = block.replies.tensors["w"].clone()
+        assert isinstance(block, Replies)
+        spread = block.tensors["w"].clone()
     finally:
         engine.close()
     (alone,) = StackedEngine(objective, holdings, 0).blocks(SGD(batch=1), jobs, 0)
-    assert isinstance(alone, Block)
-    assert torch.equal(alone.replies.tensors["w"], spread)
+    assert isinstance(alone, Replies)
+    assert torch.equal(alone.tensors["w"], spread)
 
 
 def test_parties_of_very_different_sizes_cost_no_idle_steps() -> None:

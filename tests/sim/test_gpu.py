@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hansa
-from hansa.core.op import Memory, Payload
+from hansa.core.op import Memory, Payload, Replies
 from hansa.local import DPSGD, SGD, SVRG, Batch, Carry, Context, Gradient, LocalSolver
 from hansa.models.resnet import ResidualBlock
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params, ParamSpec
 from hansa.schedule import ExponentialDecay
 from hansa.sim import gpu, recorded_round, rewrite, trial
-from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
+from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine, one_by_one
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.run_size import RunSize
 from hansa.sim.stack import DeferredNumbers
@@ -157,25 +157,22 @@ def outcomes(engine: ReferenceEngine, solver: LocalSolver, round: int) -> dict[i
     if isinstance(solver, SVRG):
         payload["gradient"] = torch.linspace(-1, 1, engine.objective.spec.dim, dtype=torch.float64, device=device)
     members = [PartyWork(party, payload, {}) for party in range(len(engine.holdings))]
-    stacks: list[Block] = []
+    stacks: list[Replies] = []
     alone: dict[int, Outcome] = {}
     for done in engine.blocks(solver, members, round):
-        if isinstance(done, Block):
+        if isinstance(done, Replies):
             stacks.append(kept(done))
         else:
             alone[done[0]] = done[1]
     for stack in stacks:  # metrics that a GPU is still computing are read after the last replay
-        alone.update(stack.rows({member.party: member for member in members}))
+        alone.update(one_by_one(stack, {member.party: member for member in members}))
     return dict(sorted(alone.items()))
 
 
-def kept(block: Block) -> Block:
-    """A block with tensors of its own: the engine may overwrite the others after the next item."""
-    replies = block.replies
-    tensors, maxima = ({name: v.clone() for name, v in part.items()} for part in (replies.tensors, replies.maxima))
-    return Block(
-        dataclasses.replace(replies, tensors=tensors, maxima=maxima), {n: v.clone() for n, v in block.memory.items()}
-    )
+def kept(stack: Replies) -> Replies:
+    """A stack with tensors of its own: the engine may overwrite the others after the next item."""
+    parts = {name: getattr(stack, name) for name in ("tensors", "maxima", "memory")}
+    return dataclasses.replace(stack, **{k: {n: v.clone() for n, v in part.items()} for k, part in parts.items()})
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor
 from hansa.cluster.columns import ColumnHolder
 from hansa.cluster.placement import PlacedHoldings
 from hansa.cluster.trees import pack, packed, unpack
-from hansa.core.op import Op, Reply
+from hansa.core.op import Op, Replies, Reply
 from hansa.core.party_models import PartyModels
 from hansa.core.wrapper import unwrap
 from hansa.local.solver import LocalSolver
@@ -29,7 +29,7 @@ from hansa.plumbing.errors import DataError, HansaError
 from hansa.replies.partial_sums import ReplySum
 from hansa.replies.replies import reply_size
 from hansa.replies.reply_checks import received
-from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine, first_line
+from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine, first_line, one_by_one
 from hansa.sim.stacked import StackedEngine
 
 
@@ -151,11 +151,11 @@ class Trainer(ColumnHolder):
         try:
             for item in self._work(op, members, common["round"]):
                 if common["sum"]:
-                    for party, outcome in item.rows(by_party) if isinstance(item, Block) else [item]:
+                    for party, outcome in one_by_one(item, by_party):
                         if not self._add(party, outcome, report):
                             outcomes[party] = _tree(outcome)
-                elif isinstance(item, Block):
-                    blocks.append({**vars(item.replies), "memory": item.memory})
+                elif isinstance(item, Replies):
+                    blocks.append(vars(item))
                 else:
                     outcomes[item[0]] = _tree(item[1])
         except Exception as error:
@@ -175,7 +175,7 @@ class Trainer(ColumnHolder):
         report: dict[str, Any] = {"rows": [], "outcomes": {}}
         try:
             for item in self._work(op, members, common["round"]):
-                for party, outcome in item.rows(by_party) if isinstance(item, Block) else [item]:
+                for party, outcome in one_by_one(item, by_party):
                     if isinstance(outcome, str):
                         report["outcomes"][party] = outcome
                         continue
@@ -208,7 +208,7 @@ class Trainer(ColumnHolder):
             members.append(PartyWork(party, payload, unpack(memory, self._device), round))
         return self._op, members
 
-    def _work(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def _work(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         assert self._engine is not None
         if isinstance(self._engine, StackedEngine) and isinstance(unwrap(op)[1], LocalSolver):
             return self._engine.work(op, members, round)

@@ -25,10 +25,11 @@ from hansa.core.op import Op, Replies, Reply
 from hansa.core.wrapper import unwrap
 from hansa.local.solver import LocalSolver
 from hansa.plumbing.errors import ConfigError, PartyError
+from hansa.replies.partial_sums import PartialSum
 from hansa.replies.placed import PlacedReply, large_vectors
 from hansa.replies.reply_checks import Rules
 from hansa.sim.choice import compiles, single
-from hansa.sim.engine import Block, EngineInputs, Outcome, PartyWork, ReferenceEngine, SummedBlock
+from hansa.sim.engine import EngineInputs, Outcome, PartyWork, ReferenceEngine
 from hansa.sim.stacked import StackedEngine, in_order
 from hansa.sim.workers import ERRORS, WAVES, common_names
 
@@ -116,7 +117,7 @@ class RayEngine(ReferenceEngine):
         self._crew = self._placed = None
         self.connection.close()
 
-    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         windows: list[tuple[list[PartyWork], list[list[PartyWork]]]] = []
         for at in range(0, len(members), self._window):
             window = members[at : at + self._window]
@@ -145,23 +146,23 @@ class RayEngine(ReferenceEngine):
         return [window[at : at + wide] for at in range(0, len(window), wide)]
 
     def _ordered(self, op: Op, windows: list[tuple[list[PartyWork], list[list[PartyWork]]]],
-                 members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:  # fmt: skip
+                 members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:  # fmt: skip
         """Train some windows at a time, and yield their outcomes in order."""
         chunks = [chunk for _, arranged in windows for chunk in arranged]
         results = dict(self._begin(op, chunks, members, round).results())
         self.check(results)
         at = 0
         for window, arranged in windows:
-            blocks, alone = list[Block](), dict[int, Outcome]()
+            blocks, alone = list[Replies](), dict[int, Outcome]()
             for number in range(at, at + len(arranged)):
                 result = results.pop(number)
-                blocks += map(_block, result["blocks"])
+                blocks += [Replies(**unpack(tree)) for tree in result["blocks"]]
                 alone.update(_outcomes(result))
             at += len(arranged)
             yield from in_order(window, blocks, alone)
 
     def partial_sums(self, op: Op, members: list[PartyWork], round: int,
-                     uniform: bool) -> Iterator[SummedBlock | tuple[int, Outcome]]:  # fmt: skip
+                     uniform: bool) -> Iterator[PartialSum | tuple[int, Outcome]]:  # fmt: skip
         chunks = self._chunks(op, members)
         if not chunks:
             return
@@ -178,10 +179,11 @@ class RayEngine(ReferenceEngine):
         if total["count"]:
             parties = [party for report in reports for party in report["summed"]]
             memories = {party: unpack(memory) for report in reports for party, memory in report["memories"].items()}
-            yield SummedBlock(parties, partial_reply(total), sum(report["bytes"] for report in reports), memories)
+            sent = sum(report["bytes"] for report in reports)
+            yield PartialSum(self.sender, tuple(parties), partial_reply(total), sent, memories=memories)
 
     def placed(self, op: Op, members: list[PartyWork], round: int,
-               rules: Rules) -> Iterator[PlacedReply | Block | tuple[int, Outcome]]:  # fmt: skip
+               rules: Rules) -> Iterator[PlacedReply | Replies | tuple[int, Outcome]]:  # fmt: skip
         vectors = large_vectors(op, members[0].payload, len(members), rules.memory) if members else {}
         if not vectors:
             yield from self.blocks(op, members, round)
@@ -318,11 +320,6 @@ class RayEngine(ReferenceEngine):
 
 def _text(card: dict[str, Any]) -> str:
     return f"{card.get('gpu')} with CUDA {card.get('cuda')}"
-
-
-def _block(tree: dict[str, Any]) -> Block:
-    replies = {name: unpack(value) for name, value in tree.items() if name != "memory"}
-    return Block(Replies(**replies), unpack(tree["memory"]))
 
 
 def _outcomes(result: dict[str, Any]) -> dict[int, Outcome]:

@@ -58,7 +58,7 @@ class UpdateGather(ColumnStore):
                 yield party, said
             else:
                 reply = said["reply"] if isinstance(said["reply"], str) else Reply.of_tree(said["reply"])
-                yield PlacedReply(party, reply, said["bytes"], matrices, row, said["memory"])
+                yield PlacedReply(party, reply, said["bytes"], matrices, row, {party: said["memory"]})
 
     def surely(self, action: Callable[[], T]) -> T:
         while True:

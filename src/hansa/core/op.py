@@ -99,7 +99,9 @@ def _is_text(name: str) -> bool:
 class Replies:
     """A stack of replies in the order of party ids: row k of every tensor belongs to `parties[k]`.
 
-    `count` is that of a reply that stands for several parties; such a reply is a stack of its own.
+    `count` is that of a reply that stands for several parties; such a reply is a stack of its own. `memory` has the
+    changed entries of the parties' memories, which are not sent. An engine may overwrite the tensors of a stack as soon
+    as the caller asks for the next one.
     """
 
     parties: list[int]
@@ -108,6 +110,7 @@ class Replies:
     maxima: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Sequence[float]] = field(default_factory=dict)
     count: int = 1
+    memory: Memory = field(default_factory=dict)
 
     @classmethod
     def of(cls, reply: Reply, party: int = 0) -> Replies:
@@ -136,6 +139,10 @@ class Replies:
         reply.tensors = {name: value.clone() for name, value in reply.tensors.items()}
         reply.maxima = {name: value.clone() for name, value in reply.maxima.items()}
         return reply
+
+    def remembered(self, k: int) -> Memory:
+        """The changed memory entries of one party, copied."""
+        return {name: value[k].clone() for name, value in self.memory.items()}
 
 
 @dataclass

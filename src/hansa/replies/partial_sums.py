@@ -12,7 +12,7 @@ Its weight is the sum of the weights, its maxima are the largest values of the p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from hansa.core.ask import Ask
 from hansa.core.budget import EPSILON
 from hansa.core.metric_ranges import COUNT, NAME, outside
-from hansa.core.op import Op, Payload, Reply
+from hansa.core.op import Memory, Op, Payload, Reply
 from hansa.core.round_record import ExactMeans
 from hansa.core.sample_bounds import sample_fault
 from hansa.core.shapes import Shape
@@ -51,6 +51,7 @@ class PartialSum:
     `parties` are those that the receiver gave to the sender, without those that the sender reported as missing.
     `bytes` is the size of what was sent, if that is not the reply. `checked` says that the sender checks each reply
     against the receiver's rules, as a relay does; the receiver then holds the mean of the replies against the limits.
+    `memories` are the new memories of parties that an engine has trained.
     """
 
     sender: str
@@ -58,6 +59,7 @@ class PartialSum:
     reply: Reply
     bytes: int | None = None
     checked: bool = False
+    memories: Mapping[int, Memory] = field(default_factory=dict)
 
 
 class ReplySum:

@@ -44,7 +44,7 @@ class PlacedReply:
     bytes: int
     matrices: Mapping[str, Rows]
     row: int
-    memory: Memory = field(default_factory=dict)
+    memories: Mapping[int, Memory] = field(default_factory=dict)
 
 
 def large_vectors(op: Op, payload: Payload, count: int, memory: int) -> dict[str, tuple[int, torch.dtype]]:

@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, perform
 from hansa.core.registry import Part
 from hansa.core.task import Holdings
 from hansa.numerics.objective import Objective
 from hansa.plumbing.determinism import threads
 from hansa.plumbing.errors import HansaError, PartyError
+from hansa.replies.partial_sums import PartialSum
 from hansa.replies.placed import PlacedReply
 from hansa.replies.reply_checks import Rules
 from hansa.sim.run_size import RunSize
@@ -40,37 +39,13 @@ class PartyWork:
         return round if self.round is None else self.round
 
 
-@dataclass
-class Block:
-    """Stacked replies of several parties, and the changed entries of each party's memory.
-
-    The engine may overwrite the tensors as soon as the caller asks for the next item.
-    """
-
-    replies: Replies
-    memory: dict[str, Tensor]
-
-    def rows(self, members: dict[int, PartyWork]) -> Iterator[tuple[int, Outcome]]:
-        """The outcomes one by one, with tensors of their own."""
-        for k, party in enumerate(self.replies.parties):
-            yield party, (self.replies.copy(k), {**members[party].memory, **self.remembered(k)})
-
-    def remembered(self, k: int) -> Memory:
-        """The changed memory entries of one party."""
-        return {name: value[k].clone() for name, value in self.memory.items()}
-
-
-@dataclass
-class SummedBlock:
-    """The partial sum of several parties' replies (`replies.partial_sums.ReplySum`), and their new memories.
-
-    `bytes` is the size of the single replies (`replies.replies.reply_size`), which the simulated parties send.
-    """
-
-    parties: list[int]
-    reply: Reply
-    bytes: int
-    memories: dict[int, Memory] = field(default_factory=dict)
+def one_by_one(item: Replies | tuple[int, Outcome], members: Mapping[int, PartyWork]) -> Iterator[tuple[int, Outcome]]:
+    """The outcomes of a stack one by one, with tensors of their own; or the one outcome."""
+    if not isinstance(item, Replies):
+        yield item
+        return
+    for k, party in enumerate(item.parties):
+        yield party, (item.copy(k), {**members[party].memory, **item.remembered(k)})
 
 
 @dataclass(frozen=True)
@@ -122,6 +97,11 @@ class ReferenceEngine:
     def __init__(self, objective: Objective, holdings: Holdings, seed: int) -> None:
         self.objective, self.holdings, self.seed = objective, holdings, seed
 
+    @property
+    def sender(self) -> str:
+        """The name of the engine as the sender of partial sums."""
+        return f"the engine {self.name!r}"
+
     def plan(self) -> dict[str, Any]:
         """What the bits of a run depend on."""
         return {"engine": self.name, "threads": 1}
@@ -140,7 +120,7 @@ class ReferenceEngine:
             return "one party at a time, because its samples are augmented one by one"
         return "one party at a time, as a deployed party trains"
 
-    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         """Yield the parties' outcomes, one by one or in stacks, with replies in the order of `members`."""
         with threads(1):
             for member in members:
@@ -151,21 +131,22 @@ class ReferenceEngine:
         by_party = {member.party: member for member in members}
         done: dict[int, Outcome] = {}
         for item in self.blocks(op, members, round):
-            done.update(item.rows(by_party) if isinstance(item, Block) else [item])
+            done.update(one_by_one(item, by_party))
         for member in members:
             yield member.party, done[member.party]
 
     def partial_sums(self, op: Op, members: list[PartyWork], round: int,
-                     uniform: bool) -> Iterator[SummedBlock | tuple[int, Outcome]]:  # fmt: skip
+                     uniform: bool) -> Iterator[PartialSum | tuple[int, Outcome]]:  # fmt: skip
         """Yield partial sums of the parties' replies, in any grouping, instead of the replies.
 
         Only called with `run.sums = "exact"` for a sum that looks at no single reply. `uniform` gives all parties the
-        weight 1. A party that declines, or whose reply does not fit an exact sum, is yielded by itself.
+        weight 1. The `bytes` of a sum are those of the single replies. A party that declines, or whose reply does not
+        fit an exact sum, is yielded by itself.
         """
         raise TypeError(f"the engine {self.name!r} does not define partial_sums()")
 
     def placed(self, op: Op, members: list[PartyWork], round: int,
-               rules: Rules) -> Iterator[PlacedReply | Block | tuple[int, Outcome]]:  # fmt: skip
+               rules: Rules) -> Iterator[PlacedReply | Replies | tuple[int, Outcome]]:  # fmt: skip
         """As `blocks`, for replies that are gathered; those with large updates may be checked and stored elsewhere.
 
         Only called by engines with `places`, for an op without a privacy budget.

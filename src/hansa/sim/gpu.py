@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hansa.core.op import Replies
 from hansa.local.context import Batch, Context
 from hansa.local.solver import LocalSolver
 from hansa.sim.compiling import compiled
-from hansa.sim.engine import Block
 from hansa.sim.rewrite import Rewritten
 from hansa.sim.stack import Stack
 
@@ -368,7 +368,7 @@ def recorded(work: Callable[[], None], device: torch.device) -> Callable[[], Non
     return graph.replay
 
 
-def train(stack: Stack) -> Block:
+def train(stack: Stack) -> Replies:
     """Train a chunk of parties as `Stack.train` does, by a recorded program."""
     engine, solver, objective, plan = stack.engine, stack.solver, stack.engine.objective, stack.plan
     count = len(stack.members)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hansa.core.op import Replies
 from hansa.local.solver import LocalSolver
 from hansa.numerics import rng
-from hansa.sim.engine import Block
 from hansa.sim.gpu import Program, fuses, recorded
 from hansa.sim.schedule import Shape, epoch_keys, regular, shares
 from hansa.sim.stack import Stack
@@ -100,7 +100,7 @@ def plain_state(engine: StackedEngine, count: int) -> Any:
     return objective.spec.split(objective.initial.w.expand(count, -1)), seen
 
 
-def train_alike(stack: Stack) -> Block:
+def train_alike(stack: Stack) -> Replies:
     """Train a chunk of parties of one size by one recording."""
     engine, solver, count, size = stack.engine, stack.solver, len(stack.members), stack.sizes[0]
     key = (solver, count, size)

@@ -28,7 +28,7 @@ from hansa.replies.partial_sums import PartialSum, unsuitable
 from hansa.replies.placed import PlacedReply
 from hansa.replies.replies import Outcomes, OutcomesOrSums, arrive, combine, reply_size
 from hansa.replies.reply_checks import Rules, message_fault, opener
-from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, SummedBlock, named
+from hansa.sim.engine import Failure, Outcome, PartyWork, ReferenceEngine, named
 from hansa.sim.memories import Memories
 from hansa.sim.relays import Relays, through_relays
 from hansa.sim.tickets import TimedFlight, Trained, outcome_of
@@ -125,30 +125,19 @@ class Simulation:
 
         def outcomes() -> Iterator[Replies | PartialSum | PlacedReply | tuple[int, Reply | str]]:
             for item in self._run(run, plan, sums, places):
-                if isinstance(item, PlacedReply):
+                if isinstance(item, Replies):
                     if item.memory:
-                        memories[item.party] = item.memory
+                        before = zip(item.parties, self._memories(item.parties), strict=True)
+                        memories.update((p, {**memory, **item.remembered(k)}) for k, (p, memory) in enumerate(before))
                     yield item
-                    continue
-                if isinstance(item, SummedBlock):
-                    memories.update({party: memory for party, memory in item.memories.items() if memory})
-                    sender = f"the engine {self.engine.name!r}"
-                    yield PartialSum(sender, tuple(item.parties), item.reply, item.bytes)
-                    continue
-                if isinstance(item, Block):
-                    if item.memory:
-                        parties = item.replies.parties
-                        for k, (party, memory) in enumerate(zip(parties, self._memories(parties), strict=True)):
-                            memories[party] = {**memory, **item.remembered(k)}
-                    yield item.replies
-                    continue
-                party, outcome = item
-                if isinstance(outcome, str):
-                    yield party, outcome
+                elif isinstance(item, PartialSum | PlacedReply):
+                    memories.update((party, memory) for party, memory in item.memories.items() if memory)
+                    yield item
                 else:
-                    if outcome[1]:
+                    party, outcome = item
+                    if not isinstance(outcome, str) and outcome[1]:
                         memories[party] = outcome[1]
-                    yield party, outcome[0]
+                    yield party, outcome if isinstance(outcome, str) else outcome[0]
 
         arriving: OutcomesOrSums = outcomes()
         if self.band is not None:  # attackers change an update before it is packed, and no engine sums
@@ -200,7 +189,7 @@ class Simulation:
         return [self._staged[p] if p in self._staged else next(stored) for p in parties]
 
     def _run(self, ask: Ask, plan: Plan, sums: bool,
-             places: bool) -> Iterator[Block | SummedBlock | PlacedReply | tuple[int, Outcome]]:  # fmt: skip
+             places: bool) -> Iterator[Replies | PartialSum | PlacedReply | tuple[int, Outcome]]:  # fmt: skip
         """The parties' outcomes: first the reasons of absent and lost parties, then replies in the order of ids.
 
         With `sums` the engine may sum the replies itself, in any order; with `places` it may store them.
@@ -230,7 +219,7 @@ class Simulation:
         away = None if self.presence is None else self.presence.away(party)
         return away or plan.lost.get(party, "it did not answer")
 
-    def _train(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def _train(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         """Run an op at parties in the order of their ids. Hostile parties may run another op."""
         if self.band is None:
             yield from self._perform(op, members, round)
@@ -240,7 +229,7 @@ class Simulation:
         for own, group in itertools.groupby(trained, key=lambda pair: pair[0]):
             yield from self._perform(own, [member for _, member in group], round)
 
-    def _perform(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def _perform(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         """Charge the parties' privacy budgets, run the op with the engine, and report the spending: the sequence of
         `core.answering.answer`, for many parties. Parties that decline come first."""
         ready = []
@@ -255,8 +244,8 @@ class Simulation:
             yield from self.engine.blocks(op, ready, round)
             return
         for item in self.engine.blocks(op, ready, round):
-            if isinstance(item, Block):
-                report_spent(op, item.replies, *(spent.get(party) for party in item.replies.parties))
+            if isinstance(item, Replies):
+                report_spent(op, item, *(spent.get(party) for party in item.parties))
             elif not isinstance(item[1], str):
                 report_spent(op, item[1][0], spent.get(item[0]))
             yield item

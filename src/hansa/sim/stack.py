@@ -18,7 +18,7 @@ from hansa.local.solver import Carry, LocalSolver
 from hansa.local.step_rule import ClipRule, StepRule
 from hansa.numerics import rng
 from hansa.sim.chain import Chain
-from hansa.sim.engine import Block, PartyWork
+from hansa.sim.engine import PartyWork
 from hansa.sim.schedule import BatchSchedule, regular, schedule, shares
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Stack:
         return self.engine.pads or len(set(self.plan.widths)) == 1
 
     def block(self, tensors: dict[str, Tensor], buffers: tuple[Tensor, Tensor], seen: Tensor,
-              memory: dict[str, Tensor], metrics: dict[str, Tensor] | None = None) -> Block:  # fmt: skip
+              memory: dict[str, Tensor], metrics: dict[str, Tensor] | None = None) -> Replies:  # fmt: skip
         """The replies: the solver's tensors, the model's buffers, and the mean loss over the steps."""
         spec = self.engine.objective.spec
         if spec.stats:
@@ -171,9 +171,9 @@ class Stack:
 
             numbers = {"train_loss": DeferredNumbers(loss) if self.engine.records else loss()} | numbers
         parties = [member.party for member in self.members]
-        return Block(Replies(parties, tensors, self.sizes, maxima, numbers), memory)
+        return Replies(parties, tensors, self.sizes, maxima, numbers, memory=memory)
 
-    def descend(self, chain: Chain, rule: StepRule) -> Block:
+    def descend(self, chain: Chain, rule: StepRule) -> Replies:
         """Train by a chain: each layer takes its step inside the backward pass, as the solver's StepRule says."""
         spec, shards, clip = self.engine.objective.spec, self.engine.holdings.train, rule.clip
         start, carry, buffers = self.started
@@ -313,7 +313,7 @@ class Stack:
         w, carry = torch.func.vmap(one, in_dims=in_dims)(payload, buffers, self.memory, *self.of_party)
         return w, carry, buffers
 
-    def finish(self, start: Tensor, state: Any) -> Block:
+    def finish(self, start: Tensor, state: Any) -> Replies:
         """The replies, from the first parameters and the last state, by the solver's `finish` and `report`."""
         w, carry, buffers, seen = state
         if not self.solver.own_finish:  # the base version works on a whole stack too
@@ -332,7 +332,7 @@ class Stack:
         round: Any = self.each_round if len(self.rounds) > 1 else self.round
         return CommonContext(self.engine.objective, 0, 0, round, self.rate, _no_samples, _NO_BUFFERS, stacked=True)
 
-    def train(self) -> Block:
+    def train(self) -> Replies:
         """Train by any solver, with its hooks mapped over the parties by vmap."""
         solver, shards = self.solver, self.engine.holdings.train
 

@@ -31,7 +31,7 @@ from hansa.plumbing.determinism import threads
 from hansa.plumbing.errors import HansaError, PartyError
 from hansa.sim import gpu, recorded_round
 from hansa.sim.chain import Chain, chain_of
-from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, first_line, named
+from hansa.sim.engine import Failure, Outcome, PartyWork, ReferenceEngine, first_line, named, one_by_one
 from hansa.sim.stack import Stack
 from hansa.sim.stackable import heavy, mixes_rows, obstacle
 
@@ -126,23 +126,23 @@ class StackedEngine(ReferenceEngine):
         self.data_changed()  # recordings hold a GPU's memory
         super().close()
 
-    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         if not isinstance(unwrap(op)[1], LocalSolver):
             yield from self._together(op, members, round)
             return
         for at in range(0, len(members), self.window):
             window = members[at : at + self.window]
-            stacks: list[Block] = []
+            stacks: list[Replies] = []
             alone: dict[int, Outcome] = {}
             for chunk in self.arrange(op, window):
                 for done in self.work(op, chunk, round):
-                    if isinstance(done, Block):
+                    if isinstance(done, Replies):
                         stacks.append(done)
                     else:
                         alone[done[0]] = done[1]
             yield from in_order(window, stacks, alone)
 
-    def _together(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def _together(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         """Run an op that does not train: an evaluation for many parties at once, if it can; others for one by one."""
         for at in range(0, len(members), self.window):
             window, replies = members[at : at + self.window], None
@@ -155,7 +155,7 @@ class StackedEngine(ReferenceEngine):
                 continue
             done = set(replies.parties)
             rest = super().blocks(op, [member for member in window if member.party not in done], round)
-            yield from in_order(window, [Block(replies, {})], dict(item for item in rest if isinstance(item, tuple)))
+            yield from in_order(window, [replies], dict(item for item in rest if isinstance(item, tuple)))
 
     def arrange(self, op: Op, members: list[PartyWork]) -> list[list[PartyWork]]:
         """Divide parties into chunks, each sorted by the number of steps, the longest first.
@@ -198,7 +198,7 @@ class StackedEngine(ReferenceEngine):
                 chunks += [wave[lane :: self.lanes] for lane in range(min(self.lanes, len(wave)))]
         return chunks
 
-    def work(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def work(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         """Train a chunk of parties, and apply the wrappers around the solver to each."""
         layers, solver = unwrap(op)
         assert isinstance(solver, LocalSolver)
@@ -231,11 +231,11 @@ class StackedEngine(ReferenceEngine):
             return
         with threads(1):  # two threads are slow as soon as another process needs a core
             done = self._train(solver, list(ready.values()), round)
-            whole = self._wrapped(layers, done, list(ready.values()), round) if isinstance(done, Block) else None
+            whole = self._wrapped(layers, done, list(ready.values()), round) if isinstance(done, Replies) else None
             if whole is not None:
                 yield whole
                 return
-            outcomes = done.rows(ready) if isinstance(done, Block) else done
+            outcomes = one_by_one(done, ready) if isinstance(done, Replies) else done
             for party, outcome in outcomes:
                 try:
                     if not isinstance(outcome, str):
@@ -248,25 +248,25 @@ class StackedEngine(ReferenceEngine):
                     outcome = str(reason)
                 yield party, outcome
 
-    def _wrapped(self, layers: list[Wrapper], block: Block, members: list[PartyWork], round: int) -> Block | None:
+    def _wrapped(self, layers: list[Wrapper], stack: Replies, members: list[PartyWork], round: int) -> Replies | None:
         """A trained chunk after the wrappers around the solver, still stacked; None if they need each party alone."""
         if any(type(layer).after_stack is Wrapper.after_stack for layer in layers):
             return None
         works = {member.party: member for member in members}
-        ids = block.replies.parties
+        ids = stack.parties
         for layer in reversed(layers):
             parties = [self.party(party, works[party].in_round(round)) for party in ids]
-            memories = [{**works[party].memory, **block.remembered(k)} for k, party in enumerate(ids)]
+            memories = [{**works[party].memory, **stack.remembered(k)} for k, party in enumerate(ids)]
             try:
-                done = layer.after_stack(parties, block.replies, memories)
+                done = layer.after_stack(parties, stack, memories)
             except Exception:  # each party alone: the one that declines or fails is named
                 return None
             if done is None:
                 return None
-            block = Block(done[0], {**block.memory, **done[1]})
-        return block
+            stack = dataclasses.replace(done[0], memory={**stack.memory, **done[1]})
+        return stack
 
-    def _train(self, solver: LocalSolver, members: list[PartyWork], round: int) -> Block | list[tuple[int, Outcome]]:
+    def _train(self, solver: LocalSolver, members: list[PartyWork], round: int) -> Replies | list[tuple[int, Outcome]]:
         """Train a chunk by the fastest method for the model and the solver."""
         chain, base, original = self.chain, solver, members
         try:
@@ -302,7 +302,7 @@ class StackedEngine(ReferenceEngine):
             log.warning("a chunk could not be trained at once (%s); its parties train one at a time", first_line(error))
         return [(member.party, self.one(base, member, round)) for member in original]
 
-    def _record(self, solver: LocalSolver, train: Callable[[], Block]) -> Block | None:
+    def _record(self, solver: LocalSolver, train: Callable[[], Replies]) -> Replies | None:
         """Train a stack by a recording; None if recording fails, and then no recording again for that solver."""
         try:
             return train()
@@ -340,8 +340,8 @@ class StackedEngine(ReferenceEngine):
         return self._refused is None
 
 
-def in_order(members: list[PartyWork], stacks: list[Block],
-             alone: dict[int, Outcome]) -> Iterator[Block | tuple[int, Outcome]]:  # fmt: skip
+def in_order(members: list[PartyWork], stacks: list[Replies],
+             alone: dict[int, Outcome]) -> Iterator[Replies | tuple[int, Outcome]]:  # fmt: skip
     """The outcomes of parties in stacks and alone: one stack, or one by one if a party alone has a reply."""
     if len(alone) < len(members) and all(isinstance(outcome, str) for outcome in alone.values()):
         yield from alone.items()
@@ -349,7 +349,7 @@ def in_order(members: list[PartyWork], stacks: list[Block],
         return
     by_party = {member.party: member for member in members}
     for stack in stacks:
-        alone.update(stack.rows(by_party))
+        alone.update(one_by_one(stack, by_party))
     for member in members:
         yield member.party, alone[member.party]
 
@@ -394,11 +394,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
-def merge(blocks: list[Block]) -> Block:
-    """Merge blocks into one, ordered by party id."""
-    if len(blocks) == 1 and blocks[0].replies.parties == sorted(blocks[0].replies.parties):
-        return blocks[0]
-    parties = [party for block in blocks for party in block.replies.parties]
+def merge(stacks: list[Replies]) -> Replies:
+    """Merge stacks into one, ordered by party id."""
+    if len(stacks) == 1 and stacks[0].parties == sorted(stacks[0].parties):
+        return stacks[0]
+    parties = [party for stack in stacks for party in stack.parties]
     order = sorted(range(len(parties)), key=parties.__getitem__)
     index = torch.tensor(order)
 
@@ -410,14 +410,11 @@ def merge(blocks: list[Block]) -> Block:
         flat = [value for part in lists for value in part]
         return [flat[k] for k in order]
 
-    replies = [block.replies for block in blocks]
-    return Block(
-        Replies(
-            [parties[k] for k in order],
-            rows([r.tensors for r in replies]),
-            items([r.weights for r in replies]),
-            rows([r.maxima for r in replies]),
-            {name: items([r.metrics[name] for r in replies]) for name in replies[0].metrics},
-        ),
-        rows([block.memory for block in blocks]),
+    return Replies(
+        [parties[k] for k in order],
+        rows([stack.tensors for stack in stacks]),
+        items([stack.weights for stack in stacks]),
+        rows([stack.maxima for stack in stacks]),
+        {name: items([stack.metrics[name] for stack in stacks]) for name in stacks[0].metrics},
+        memory=rows([stack.memory for stack in stacks]),
     )

@@ -17,7 +17,7 @@ import torch
 from hansa.core.op import Memory, Op, Reply
 from hansa.core.runtime import Flight
 from hansa.plumbing.errors import PartyError
-from hansa.sim.engine import Block, Outcome, PartyWork, ReferenceEngine
+from hansa.sim.engine import Outcome, PartyWork, ReferenceEngine, one_by_one
 
 
 @dataclass
@@ -88,7 +88,7 @@ def train(engine: ReferenceEngine, op: Op, together: list[tuple[TimedFlight, Par
     works = {work.party: work for _, work in sorted(together, key=lambda pair: pair[1].party)}
     first = together[0][0].ticket.round
     for item in engine.blocks(op, list(works.values()), first):
-        for party, outcome in item.rows(works) if isinstance(item, Block) else [item]:
+        for party, outcome in one_by_one(item, works):
             flights[party].trained = Trained(outcome, works[party].memory)
 
 

@@ -33,7 +33,7 @@ from hansa.local.solver import LocalSolver
 from hansa.plumbing import codec
 from hansa.plumbing.errors import ConfigError, DataError, HansaError, PartyError, RuntimeFailure
 from hansa.plumbing.forking import fork_obstacle, hide_gpus
-from hansa.sim.engine import Block, Failure, Outcome, PartyWork, ReferenceEngine, first_line
+from hansa.sim.engine import Failure, Outcome, PartyWork, ReferenceEngine, first_line
 from hansa.sim.shared_memory import ALIGN, HERE, Room, aligned, copied, size_of
 from hansa.sim.stacked import ROOM, StackedEngine, cores
 
@@ -73,7 +73,7 @@ class WorkersEngine(ReferenceEngine):
     def why(self) -> str:
         return self.inner.why() if self._obstacle else f"{self.workers} worker processes, {self.inner.why()}"
 
-    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def blocks(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         trains = isinstance(unwrap(op)[1], LocalSolver)
         if not trains or len(members) < 2 or not _travels(op) or not self._prepare(op, members):
             yield from self.inner.blocks(op, members, round)
@@ -125,7 +125,7 @@ class WorkersEngine(ReferenceEngine):
             self._pipes.append(ours)
         return True
 
-    def _train(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Block | tuple[int, Outcome]]:
+    def _train(self, op: Op, members: list[PartyWork], round: int) -> Iterator[Replies | tuple[int, Outcome]]:
         """Have the workers train a window of parties: the longest chunk first, each to the next free worker."""
         assert self._room is not None
         names = common_names(members)
@@ -184,7 +184,7 @@ class WorkersEngine(ReferenceEngine):
         return dict(tree)
 
     def _collect(self, members: list[PartyWork], stacks: list[dict[str, Any]],
-                 alone: dict[int, dict[str, Any]]) -> Iterator[Block | tuple[int, Outcome]]:  # fmt: skip
+                 alone: dict[int, dict[str, Any]]) -> Iterator[Replies | tuple[int, Outcome]]:  # fmt: skip
         """Yield the outcomes in the order of `members`; as one stack if all replies came in stacks."""
         assert self._room is not None
         declined = {party: answer["declined"] for party, answer in alone.items() if "declined" in answer}
@@ -215,7 +215,7 @@ class WorkersEngine(ReferenceEngine):
         weights = [stack["weights"][k] for stack, k in places]
         metrics: dict[str, Any] = {name: [stack["metrics"][name][k] for stack, k in places] for name in names}
         tensors, maxima, memory = (view(part) for part in layouts[0])
-        yield Block(Replies(parties, tensors, weights, maxima, metrics), memory)
+        yield Replies(parties, tensors, weights, maxima, metrics, memory=memory)
 
     def _apart_from(self, stack: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """A stack's replies one by one."""
@@ -298,11 +298,11 @@ class WorkersEngine(ReferenceEngine):
             else:
                 done = iter([(member.party, self.inner.one(op, member, round)) for member in members])
             for item in done:
-                if isinstance(item, Block) and self._fits(item):
-                    stacks.append(self._stack(item, [slots[party] for party in item.replies.parties]))
-                elif isinstance(item, Block):
-                    for k, party in enumerate(item.replies.parties):
-                        alone[str(party)] = self._answer(item.replies.row(k), item.remembered(k), slots[party])
+                if isinstance(item, Replies) and self._fits(item):
+                    stacks.append(self._stack(item, [slots[party] for party in item.parties]))
+                elif isinstance(item, Replies):
+                    for k, party in enumerate(item.parties):
+                        alone[str(party)] = self._answer(item.row(k), item.remembered(k), slots[party])
                 elif isinstance(item[1], str):
                     alone[str(item[0])] = {"declined": item[1]}
                 else:
@@ -313,15 +313,15 @@ class WorkersEngine(ReferenceEngine):
             stacks = []
         return {"stacks": stacks, "alone": alone}
 
-    def _stack(self, block: Block, slots: list[int]) -> dict[str, Any]:
+    def _stack(self, replies: Replies, slots: list[int]) -> dict[str, Any]:
         """Write a stack's tensors into the parties' slots; return the message about them."""
         assert self._room is not None
-        replies, at = block.replies, 0
+        at = 0
         index, most = torch.tensor(slots), max(slots) + 1
         numbers = {name: torch.tensor(values, dtype=torch.float64) for name, values in replies.metrics.items()}
         out: dict[str, Any] = {"parties": torch.tensor(replies.parties), "slots": index, "metrics": numbers,
                                "weights": torch.tensor(replies.weights)}  # fmt: skip
-        for part, tensors in (("tensors", replies.tensors), ("maxima", replies.maxima), ("memory", block.memory)):
+        for part, tensors in (("tensors", replies.tensors), ("maxima", replies.maxima), ("memory", replies.memory)):
             out[part] = {}
             for name, value in tensors.items():
                 shape, dtype = list(value.shape[1:]), value.dtype
@@ -330,9 +330,9 @@ class WorkersEngine(ReferenceEngine):
                 at += aligned(torch.Size(shape).numel() * dtype.itemsize)
         return out
 
-    def _fits(self, block: Block) -> bool:
+    def _fits(self, replies: Replies) -> bool:
         """Whether one party's part of a stack fits into a slot."""
-        trees = (block.replies.tensors, block.replies.maxima, block.memory)
+        trees = (replies.tensors, replies.maxima, replies.memory)
         return sum(size_of(value[0]) for tree in trees for value in tree.values()) <= self._apart
 
     def _answer(self, reply: Reply, memory: Memory, slot: int) -> dict[str, Any]:
