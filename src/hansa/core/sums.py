@@ -55,6 +55,9 @@ class BlockSum:
 
     def add_rows(self, tensors: dict[str, Tensor], weights: list[int]) -> None:
         """Add the rows of a stack in order; on a GPU, one block at a time."""
+        if len(weights) == 1:
+            self.add({name: rows[0] for name, rows in tensors.items()}, weights[0])
+            return
         if not any(tensor.is_cuda for tensor in tensors.values()):
             numbers = sum(tensor.numel() for tensor in tensors.values())
             if numbers <= SMALL:  # multiply all rows at once; the products have the same bits

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,17 @@ def combine(ask: Ask, outcomes: OutcomesOrSums, rules: Rules, record: Record, fo
     """
     combiner = ReplyCombiner(ask, rules.of(ask), record, folder, heaviest)
     for outcome in outcomes:
-        if isinstance(outcome, Replies):
-            combiner.add_stack(outcome)
-        elif isinstance(outcome, PartialSum):
+        if isinstance(outcome, PartialSum):
             combiner.add_partial(outcome)
         elif isinstance(outcome, PlacedReply):
             combiner.add_placed(outcome)
+        elif isinstance(outcome, Replies):
+            combiner.add(outcome)
+        elif isinstance(outcome[1], str):
+            combiner.add_missing(*outcome)  # type: ignore[arg-type]
         else:
-            combiner.add(*outcome)
+            stored = outcome[1] if isinstance(outcome[1], StoredReply) else None
+            combiner.add(Replies.of(outcome[1], outcome[0]), stored)
     return combiner.result()
 
 
@@ -122,56 +126,77 @@ class ReplyCombiner:
     def _summed(self) -> bool:
         return self.ask.verb == "reduce"
 
-    def add(self, party: int, outcome: Reply | str) -> None:
-        """Add the reply of one party, or the reason why there is none."""
-        self.record.asked += self._counted
-        self.record.consulted += self._consulted
-        if isinstance(outcome, str):
-            self.record.without(party, outcome)
+    def _asked(self, parties: int, size: int = 0) -> None:
+        """Record that parties were asked, and the bytes that they sent."""
+        self.record.asked += self._counted * parties
+        self.record.consulted += self._consulted * parties
+        self.record.bytes_up += size
+
+    def add_missing(self, party: int, reason: str) -> None:
+        """Add the reason why there is no reply of a party."""
+        self._asked(1)
+        self.record.without(party, reason)
+
+    def add(self, replies: Replies, stored: StoredReply | None = None) -> None:
+        """Add a stack of replies. They are checked together; one by one if a check fails, or if weights are capped.
+
+        `stored` is the one reply of the stack, if its tensors are in a file.
+        """
+        parties, payloads = replies.parties, [self.ask.payload]
+        if self.ask.each:
+            payloads = [self.ask.payload_of(party) for party in parties]
+        ahead = self._summed_ahead(replies)
+        fused: Replies | str = "weights are capped one by one"
+        if len(parties) == 1 or self._heaviest is None:
+            fused = received_stack(replies, self._sent_by, payloads, self.rules, self._summed)
+        if isinstance(fused, str) and len(parties) > 1:
+            for k in range(len(parties)):
+                self.add(replies.part(k))
             return
-        self.record.bytes_up += reply_size(outcome)
-        sent, payload = outcome, self.ask.payload_of(party)
-        outcome = received(sent, self._sent_by, payload, self.rules, self._summed)
-        if isinstance(outcome, str):
-            self.record.rejected[party] = outcome
+        self._asked(len(parties), reply_size(replies.row(0)) * len(parties))
+        if isinstance(fused, str):
+            self.record.rejected[parties[0]] = fused
             return
-        unequal = open_tensors(self.op, payload)
+        unequal = list(dict.fromkeys(name for payload in payloads for name in open_tensors(self.op, payload)))
         if unequal and self._summed:
             raise AlgorithmError(unsummable(self.op, unequal))
-        outcome = self._capped(party, outcome, payload)
-        share = self._accept(party, outcome.weight)
-        self._measure(party, outcome.metrics, share)
+        fused = self._capped(fused, payloads[0])
+        shares = [self._accept(*pair) for pair in zip(parties, fused.weights, strict=True)]
+        for k, (party, share) in enumerate(zip(parties, shares, strict=True)):
+            self._measure(party, {name: values[k] for name, values in fused.metrics.items()}, share)
         if not self._summed:
-            self._gathered.append((party, self._copied(outcome, unequal)))
-        elif isinstance(outcome, StoredReply) and outcome.wide:
-            self._stored.append((outcome, share))
+            self._gathered += zip(parties, self._copied(fused, unequal), strict=True)
+        elif stored is not None and stored.wide and fused.tensors is replies.tensors:
+            self._stored.append((stored, shares[0]))
+        elif ahead is not None:
+            self._total = ahead
         else:
-            self._total.add(outcome.tensors, share)
-        if isinstance(sent, StoredReply):
-            sent.release()
-        if not self._summed:
-            return
-        self._keep_largest({name: value.clone() for name, value in outcome.maxima.items()})
+            self._total.add_rows(fused.tensors, shares)
+        if stored is not None:
+            stored.release()
+        if self._summed:
+            self._keep_largest({name: rows.amax(0) for name, rows in fused.maxima.items()})
 
-    def _capped(self, party: int, reply: Reply, payload: Payload) -> Reply:
-        """A reply that counts for at most `heaviest` samples."""
+    def _capped(self, replies: Replies, payload: Payload) -> Replies:
+        """A stack of one reply that counts for at most `heaviest` samples; or replies without a cap."""
         most = self._heaviest
         sums = self._summed and any(not bound.per_party for bound in self.op.per_sample.values())
         if most is None or (self._summed and self.ask.uniform and not sums):  # all weights are 1
-            return reply
-        samples = self.op.stated_samples(reply, payload) if sums else reply.weight
+            return replies
+        (party,), (weight,) = replies.parties, replies.weights
+        samples = self.op.stated_samples(replies.row(0), payload) if sums else weight
         if samples <= most:
-            return reply
+            return replies
         limit = f"{WEIGHT_CAP} times the median of the replies; run.max_weight sets another limit"
         if not sums:
             self.record.capped[party] = f"its weight {samples} counts as {most}, {limit}"
-            reply.weight = most
-            return reply
+            return replace(replies, weights=[most])
         numerator, shift = share_of(samples, most)
         factor = math.ldexp(numerator, -shift)
         self.record.capped[party] = f"its sums over {samples} samples count {factor:.4g} times, as {most}, {limit}"
         self._rescaled = True
-        return Reply(self.op.rescaled(reply.tensors, samples, most), most, reply.maxima, reply.metrics)
+        rescaled = Reply(self.op.rescaled(replies.row(0).tensors, samples, most), most)
+        return replace(replies, tensors=Replies.of(rescaled).tensors, weights=[most])
 
     def _keep_largest(self, maxima: Mapping[str, Tensor]) -> None:
         for name, value in maxima.items():
@@ -180,9 +205,7 @@ class ReplyCombiner:
     def add_partial(self, partial: PartialSum) -> None:
         """Add the sum of several parties' replies. If a check fails, all its parties are rejected; others go on."""
         parties, reply = partial.parties, partial.reply
-        self.record.asked += self._counted * len(parties)
-        self.record.consulted += self._consulted * len(parties)
-        self.record.bytes_up += reply_size(reply) if partial.bytes is None else partial.bytes
+        self._asked(len(parties), reply_size(reply) if partial.bytes is None else partial.bytes)
         reason = partial_fault(partial, self.ask, self.rules, self._heaviest)
         unanswered = self._given.issuperset(parties) and self.record.fused.isdisjoint(parties)
         if len(set(parties)) < len(parties) or not unanswered:
@@ -204,75 +227,44 @@ class ReplyCombiner:
 
     def add_placed(self, placed: PlacedReply) -> None:
         """Add a gathered reply that was checked where its large tensors are."""
-        self.record.asked += self._counted
-        self.record.consulted += self._consulted
-        self.record.bytes_up += placed.bytes
+        self._asked(1, placed.bytes)
         if isinstance(placed.outcome, str):
             self.record.rejected[placed.party] = placed.outcome
             return
-        reply = self._copied(placed.outcome, open_tensors(self.op, self.ask.payload_of(placed.party)))
+        unequal = open_tensors(self.op, self.ask.payload_of(placed.party))
+        (reply,) = self._copied(Replies.of(placed.outcome), unequal)
         self._measure(placed.party, reply.metrics, self._accept(placed.party, reply.weight))
         tensors = RowTensors(reply.tensors, placed.matrices, placed.row)
         self._gathered.append((placed.party, replace(reply, tensors=tensors)))  # type: ignore[arg-type]
         self._placed.append(placed)
 
-    def add_stack(self, replies: Replies) -> None:
-        """Add a stack of replies. They are checked together; one by one if a check fails or the ask gathers updates."""
-        payloads = [self.ask.payload]
-        if self.ask.each:
-            payloads = [self.ask.payload_of(party) for party in replies.parties]
-        at_once = self._summed or (self.op.update is None and self._heaviest is None)
-        ahead = self._summed_ahead(replies)
-        at_once = at_once and not (self._summed and any(open_tensors(self.op, payload) for payload in payloads))
-        fused = received_stack(replies, self._sent_by, payloads, self.rules, self._summed) if at_once else None
-        if fused is None or isinstance(fused, str):
-            for k, party in enumerate(replies.parties):
-                self.add(party, replies.row(k))
-            return
-        self.record.asked += self._counted * len(replies.parties)
-        self.record.consulted += self._consulted * len(replies.parties)
-        self.record.bytes_up += reply_size(replies.row(0)) * len(replies.parties)
-        shares = [self._accept(*pair) for pair in zip(fused.parties, fused.weights, strict=True)]
-        for k, (party, share) in enumerate(zip(replies.parties, shares, strict=True)):
-            self._measure(party, {name: values[k] for name, values in replies.metrics.items()}, share)
-        if not self._summed:
-            tensors, maxima = ({n: v.clone() for n, v in group.items()} for group in (fused.tensors, fused.maxima))
-            own = replace(fused, tensors=tensors, maxima=maxima)  # it outlives the stack
-            self._gathered += [(party, own.row(k)) for k, party in enumerate(own.parties)]
-            return
-        if ahead is not None:
-            self._total = ahead
-        else:
-            self._total.add_rows(fused.tensors, shares)
-        self._keep_largest({name: rows.amax(0) for name, rows in fused.maxima.items()})
-
     def _summed_ahead(self, replies: Replies) -> BlockSum | None:
         """The sum with a stack on a GPU, not checked yet: checks wait for the GPU, and the sum can follow at once."""
-        on_gpu = all(tensor.is_cuda for tensor in replies.tensors.values())
+        several = len(replies.parties) > 1 and self._heaviest is None
+        on_gpu = several and all(tensor.is_cuda for tensor in replies.tensors.values())
         if not (on_gpu and self._summed and isinstance(self._total, BlockSum)) or isinstance(self._sent_by, PackingOp):
             return None
         total = self._total.copy()
         total.add_rows(replies.tensors, [1] * len(replies.weights) if self.ask.uniform else replies.weights)
         return total
 
-    def _copied(self, reply: Reply, unequal: list[str]) -> Reply:
-        """A copy of a gathered reply, which outlives its stack; updates are copied into rows of a matrix.
+    def _copied(self, replies: Replies, unequal: Sequence[str]) -> list[Reply]:
+        """Copies of gathered replies, which outlive their stack; updates are copied into rows of a matrix.
 
         Tensors of open size (`unequal`) form no matrix.
         """
-        tensors = {}
-        for name, value in reply.tensors.items():
-            vector = value.dim() == 1 and value.is_floating_point() and value.numel() > 0
-            if self.op.update is not None and vector and name not in unequal:
-                tensors[name] = self._row(name, value)
+        tensors: dict[str, Any] = {}
+        for name, rows in replies.tensors.items():
+            vectors = rows.dim() == 2 and rows.is_floating_point() and rows.shape[1] > 0
+            if self.op.update is not None and vectors and name not in unequal:
+                if name not in self._matrices:
+                    self._matrices[name] = room(len(self.ask.parties), rows[0], self.rules.memory, self._folder)
+                at = itertools.count(len(self._gathered))
+                tensors[name] = [self._matrices[name].write(k, row) for k, row in zip(at, rows, strict=False)]
             else:
-                tensors[name] = value.clone()
-        return replace(reply, tensors=tensors, maxima={name: value.clone() for name, value in reply.maxima.items()})
-
-    def _row(self, name: str, value: Tensor) -> Tensor:
-        if name not in self._matrices:
-            self._matrices[name] = room(len(self.ask.parties), value, self.rules.memory, self._folder)
-        return self._matrices[name].write(len(self._gathered), value)
+                tensors[name] = rows.clone()
+        own = replace(replies, tensors=tensors, maxima={name: rows.clone() for name, rows in replies.maxima.items()})
+        return [own.row(k) for k in range(len(own.parties))]
 
     def _accept(self, party: int, weight: int) -> int:
         """Record that a reply is fused, and return its weight in the sum."""
