@@ -15,7 +15,7 @@ from hansa.core.plain_data import build
 from hansa.experiment.tasks import make_model
 from hansa.holdings.gateway import SampleGateway
 from hansa.local import SGD
-from hansa.net.aggregator import runtime
+from hansa.net.aggregator import reply_rules
 from hansa.net.party.samples import PartySamples
 from hansa.numerics.objective import Objective
 from hansa.plumbing import codec
@@ -87,5 +87,5 @@ def test_batch_norm_may_learn_the_scale_of_raw_features(scale: float) -> None:
     op, payload = SGD(epochs=2, batch=10), {"model": objective.initial._asdict()}
     reply, _ = op.run(Party(0, objective, SampleGateway((x, (x[:, 0] > scale).long())), 0), payload, {})
     assert reply.tensors["stats"].max() > 0.3 * scale**2
-    rules = Rules(max_stats=runtime.FAR, growth=runtime.LARGE, variances=variances(objective.spec))
+    rules = Rules(max_stats=reply_rules.FAR, growth=reply_rules.LARGE, variances=variances(objective.spec))
     assert fault(reply, op, payload, rules) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hansa.net.aggregator.asks import WHERE, close_ask
 from hansa.net.aggregator.effects import Steps, Wait, Write
@@ -14,6 +15,17 @@ from hansa.net.aggregator.sessions import Mailboxes
 from hansa.plumbing.crash_points import reach
 
 Offers = Callable[[Sequence[int]], list[tuple[int, QueuedAsk]]]
+
+
+@dataclass(frozen=True)
+class AskProgress:
+    """An open ask, for readers in other threads, which must not change its machine. `since` and `until` are seconds
+    since 1970."""
+
+    key: Key
+    machine: Asking
+    since: float
+    until: float | None
 
 
 def collect_answers(queue: TaskQueue, ledger: Ledger, key: Key, machine: Asking, offers: Offers, tick: float,

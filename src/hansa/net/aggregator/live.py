@@ -17,11 +17,12 @@ import hansa
 from hansa.core.round_record import without_numbers
 from hansa.experiment.settings import Run
 from hansa.net.aggregator.asks import WHERE
+from hansa.net.aggregator.collecting import AskProgress
 from hansa.net.aggregator.job import Job
 from hansa.net.aggregator.job_records import ACTIVE
 from hansa.net.aggregator.jobs import JobRunner
 from hansa.net.aggregator.ledger import Ledger, LedgerError, log_lines
-from hansa.net.aggregator.runtime import AskProgress, NetworkRuntime
+from hansa.net.aggregator.runtime import NetworkRuntime
 from hansa.net.audit.entries import Fault
 from hansa.net.audit.verify import Audit, Report
 from hansa.net.transport.wire import Order, printable, unpack

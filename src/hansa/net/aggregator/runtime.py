@@ -7,13 +7,10 @@ So a job that restarts from its last checkpoint makes the same decisions.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import logging
 import math
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,38 +24,30 @@ from hansa.core.relay import SESSION, conversation, relay, session_bytes
 from hansa.core.round_record import Malformed, Record
 from hansa.core.runtime import Abort, Attend, Commit, Flight, Open, Request, Tickets, complete
 from hansa.core.session_op import SessionOp
-from hansa.core.sums import StoredReply
-from hansa.net.aggregator.asks import WHERE, decide, give_up, open_ask, take_ticket, weight_differs
+from hansa.net.aggregator.asks import WHERE, decide, give_up, open_ask, take_ticket
 from hansa.net.aggregator.blobs import Blobs, Damaged, write_pieces
-from hansa.net.aggregator.collecting import collect_answers
+from hansa.net.aggregator.collecting import AskProgress, collect_answers
 from hansa.net.aggregator.effects import Do, Steps, Wait, Write
 from hansa.net.aggregator.kept_replies import ReplyKeeper
 from hansa.net.aggregator.ledger import Ledger
 from hansa.net.aggregator.queue import Check, Key, QueuedAsk, RelayTerms, TaskQueue
 from hansa.net.aggregator.relayed import StoredReplies, ahead
+from hansa.net.aggregator.reply_rules import expected_reply, heaviest_weight, is_capped, limited, summable
 from hansa.net.aggregator.round import Asking, Decision
 from hansa.net.aggregator.sessions import Mailboxes
 from hansa.net.audit.evidence import payload_model_digest
-from hansa.net.transport.wire import Answer, Blob, Work, ask_name, printable
+from hansa.net.transport.wire import Blob, Work, ask_name
 from hansa.plumbing import codec, disk
 from hansa.plumbing.crash_points import reach
 from hansa.plumbing.errors import DataError, RuntimeFailure
-from hansa.plumbing.functions import is_function
-from hansa.replies.partial_sums import PartialSum, unsuitable
-from hansa.replies.replies import WEIGHT_CAP, arrive, combine, expected_size
-from hansa.replies.reply_checks import Rules, opener, received
+from hansa.replies.partial_sums import PartialSum
+from hansa.replies.replies import arrive, combine
+from hansa.replies.reply_checks import Rules
 
 log = logging.getLogger("hansa.net")
-REASON = 1000  # most characters of the reason of a rejection, which may quote names that the party chose
-SLACK = 2**16  # bytes by which a reply may exceed its expected size: names of metrics
 LOOK = 1e-5  # seconds per party between two checks of which parties are present
 TICK = 1.0  # seconds after which a waiting job checks whether a party has become absent
-# Default limits, where the run sets none. They are wide: targets may be prices, and updates as large as prices.
-LARGE = 1e9  # most norm of an update, in norms of the model (plus one)
-FAR = 1e9  # most change of a running mean or standard deviation, in multiples of its value (plus one)
-HEAVY = 10**9  # most samples that a party may claim
 T = TypeVar("T")
-WORST = 1e18  # most value of a metric, in squared norms of the model (plus one)
 
 
 class Stopped(BaseException):
@@ -78,17 +67,6 @@ class OfferedFlight(Flight):
     @property
     def ask(self) -> Ask:
         return Ask("submit", *self.key[1:], self.op, self.payload, (self.ticket.party,))
-
-
-@dataclass(frozen=True)
-class AskProgress:
-    """An open ask, for readers in other threads, which must not change its machine. `since` and `until` are seconds
-    since 1970."""
-
-    key: Key
-    machine: Asking
-    since: float
-    until: float | None
 
 
 @dataclass
@@ -206,7 +184,7 @@ class NetworkRuntime:
         text = yield Write(open_ask(key, ask.digest(), ask.parties, time.time()))
         reach("ask.opened")
         decision = Decision.of(text) if text is not None else (yield from self._ask(ask, key))
-        rows, members = {row["party"]: row for row in self._replies(key)}, set(decision.members)
+        rows = {row["party"]: row for row in self._replies(key)}
         self._record.seconds = {party: rows[party]["seconds"] for party in decision.members}
         answered = {party for party, row in rows.items() if not row["given_up"]}
         declined = {party for party in decision.missing if party in answered and not rows[party]["rejected"]}
@@ -215,16 +193,16 @@ class NetworkRuntime:
         if ask.phase == "describe":
             self.refused |= {party for party in decision.missing if party in answered}
 
+        blobs = {party: rows[party]["blob"] for party in decision.members}
         if self.keeper is not None:
-            yield from self.keeper.keep(ask, {party: rows[party]["blob"] for party in decision.members})
-        heaviest = self._heaviest(ask, {party: rows[party]["blob"] for party in decision.members})
+            yield from self.keeper.keep(ask, blobs)
+        heaviest = heaviest_weight(ask, self.rules, blobs, StoredReplies(self.blobs.path))
 
         def outcomes() -> Iterator[tuple[int, Reply | str] | PartialSum]:
-            blobs = [rows[party]["blob"] for party in ask.parties if party in members]
-            stored = StoredReplies(ahead(self.blobs, blobs))
+            stored = StoredReplies(ahead(self.blobs, [blobs[party] for party in ask.parties if party in blobs]))
             for party in ask.parties:
-                if party in members:
-                    reply = self._reply(stored, party, rows[party]["blob"])
+                if party in blobs:
+                    reply = self._reply(stored, party, blobs[party])
                     if not isinstance(reply, PartialSum):
                         yield party, reply
                     elif reply.parties[0] == party:
@@ -234,7 +212,7 @@ class NetworkRuntime:
                 else:
                     yield party, decision.missing.get(party, "it did not answer")
 
-        answer = combine(ask, outcomes(), self._limited(ask), self._record, self.messages, heaviest)
+        answer = combine(ask, outcomes(), limited(ask, self.rules, self.task), self._record, self.messages, heaviest)
         for party in self._record.fused:
             self._fused.add((key, party))
             if rows[party]["staged"]:
@@ -308,31 +286,6 @@ class NetworkRuntime:
         names = [self.parties[party] for party in machine.waiting if party in unapproved]
         return f"waiting for the approval of the owners of: {', '.join(names[:20])}" if names else None
 
-    def _limited(self, ask: Ask) -> Rules:
-        """The rules for the replies of an ask. Where the run sets no limit, the defaults reject an update or a metric
-        that dwarfs the model, or an impossible weight: an error or an attack."""
-        rules = self.rules.of(ask)
-        rules = dataclasses.replace(rules, max_weight=rules.max_weight or HEAVY, worst=WORST,
-                                    named_loss=not is_function(self.task.get("loss")))  # fmt: skip
-        if not ask.in_round or ask.op is None:
-            return rules
-        return dataclasses.replace(rules, growth=LARGE, max_stats=rules.max_stats or FAR)
-
-    def _heaviest(self, ask: Ask, blobs: Mapping[int, str]) -> int | None:
-        """The greatest weight (number of samples) with which a reply to an ask counts: a multiple of the median of its
-        members (`blobs`: that of each). It depends only on the members. None where the run sets `max_weight` itself, or
-        where there are fewer than two replies."""
-        if not self._capped(ask):
-            return None
-        assert ask.op is not None
-        weights, stored = [], StoredReplies(self.blobs.path)
-        for party, digest in blobs.items():
-            with contextlib.suppress(DataError, OSError):  # reported when the reply is read to be fused
-                reply = stored.read(party, digest)
-                if not isinstance(reply, PartialSum):  # relays sum where there is no cap
-                    weights.append(opener(ask.op).stated_samples(reply, ask.payload_of(party)))
-        return WEIGHT_CAP * statistics.median_low(weights) if len(weights) > 1 else None
-
     def _offers(self, ask: Ask, parties: Sequence[int], session: Mailboxes | None = None,
                 until: float | None = None, patient: int = 0) -> list[tuple[int, QueuedAsk]]:  # fmt: skip
         """An ask as each party gets it, with the task and its preparations. Parts that are the same for all parties are
@@ -341,17 +294,20 @@ class NetworkRuntime:
         known = {"task": self.task, "preparations": self.preparations}
         task = self._publish(("task", len(self.preparations) if self.task else None), lambda: known)
         pending = {f.ticket.party: ask_name(*f.key[1:]) for f in self.flights}  # at most one per party
-        rules, task_file = self._limited(ask), self.messages / task.digest
+        rules, task_file = limited(ask, self.rules, self.task), self.messages / task.digest
         model, shown = self.models.get(ask.round), self._shows(ask, ask.payload)
         manifest = None if self._manifest is None else self.messages / self._manifest.digest
-        terms = RelayTerms(ask, rules, self._sums_of(ask, rules) is None, until, patient) if self.queue.behind else None
+        terms = None
+        if self.queue.behind:
+            sums = self._record.each is None and not is_capped(ask, self.rules) and summable(ask, rules)
+            terms = RelayTerms(ask, rules, sums, until, patient)
         shared: tuple[Blob, Path, int, Check] | None = None
         out = []
         for party in parties:
             own = party in ask.each
             if shared is None or own:
                 message = self._publish((name, party if own else None), lambda party=party: ask.message(party))  # type: ignore[misc]
-                offered = message, self.messages / message.digest, *self._expected(ask, party, rules)
+                offered = message, self.messages / message.digest, *expected_reply(ask, party, rules)
                 shared = shared if own else offered
             else:
                 offered = shared
@@ -363,38 +319,6 @@ class NetworkRuntime:
                                          manifest=manifest, session=session,
                                          terms=terms if party in self.queue.behind else None)))  # fmt: skip
         return out
-
-    def _sums_of(self, ask: Ask, rules: Rules) -> str | None:
-        """Why relays pass the replies to an ask on one by one, and do not sum them; or None."""
-        singly = [
-            (self._record.each is not None, "the loss of each party is recorded"),
-            (ask.enough is not None, "only the first replies count"),
-            (ask.packed is not None, "the model travels packed"),
-            (self._capped(ask), "run.max_weight is not set, and the default cap needs the weights of all parties"),
-        ]
-        reasons = [unsuitable(ask, rules, checked=True), *(reason for applies, reason in singly if applies)]
-        return next((reason for reason in reasons if reason is not None), None)
-
-    def _capped(self, ask: Ask) -> bool:
-        """Whether the weight of a reply is capped at a multiple of the median weight."""
-        assert ask.op is not None
-        limited = self.rules.max_weight is not None and (ask.in_round or bool(ask.op.per_sample))
-        return not (ask.op.serves or isinstance(ask.op, DataOp) or limited)
-
-    def _expected(self, ask: Ask, party: int, rules: Rules) -> tuple[int, Check]:
-        """The most bytes of a party's reply, and the check that says why a reply must not be fused."""
-        op, payload = ask.op, ask.payload_of(party)
-        assert op is not None
-
-        def check(path: Path, answer: Answer) -> str | None:
-            try:
-                reply = StoredReply.read(path)
-            except DataError as error:
-                return printable(str(error)[:REASON])
-            reason = weight_differs(reply, answer) or received(reply, op, payload, rules, ask.verb != "gather")
-            return printable(reason[:REASON]) if isinstance(reason, str) else None
-
-        return expected_size(op, payload) + SLACK, check
 
     def _shows(self, ask: Ask, payload: Mapping[str, Any]) -> bool:
         """Whether a payload holds the model with which its round began, so that a party can compare the hash."""
@@ -457,7 +381,8 @@ class NetworkRuntime:
         assert not isinstance(reply, PartialSum), "a ticket is answered by one party"
         if self.keeper is not None and row["why"] is None:
             yield from self.keeper.keep(flight.ask, {flight.ticket.party: row["blob"]})
-        arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self._limited(flight.ask), self._record)
+        rules = limited(flight.ask, self.rules, self.task)
+        arrival = arrive(flight.ticket, flight.op, flight.payload, reply, rules, self._record)
         if arrival.reply is not None:
             self._fused.add((flight.key, flight.ticket.party))
             if row["staged"]:
