@@ -19,7 +19,7 @@ from hansa.secure import additive
 from hansa.secure.additive import AdditivePrivateKey, AdditivePublicKey
 from hansa.secure.byte_tensors import to_rows
 from hansa.secure.primes import Stream
-from hansa.sim import runtime
+from hansa.sim import routing
 from hansa.testing import same_bits
 from hansa.vertical import tree_passive
 from hansa.vertical.split_ops import Roles
@@ -41,7 +41,7 @@ def boosted(**fields: Any) -> SecureBoost:
 @pytest.fixture
 def lying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, str, Lie], None]:
     """Change the message with a tensor of a name from one party to another, in the second session."""
-    plain, sessions = runtime.converse, list[int]()
+    plain, sessions = routing.converse, list[int]()
 
     def install(sender: int, receiver: int, name: str, lie: Lie) -> None:
         def changed(talks: Any, check: Any) -> Any:
@@ -56,7 +56,7 @@ def lying(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int, str, Lie], Non
 
             return plain(talks, with_lie)
 
-        monkeypatch.setattr(runtime, "converse", changed)
+        monkeypatch.setattr(routing, "converse", changed)
 
     return install
 

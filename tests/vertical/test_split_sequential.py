@@ -16,7 +16,7 @@ from hansa.numerics import rng
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params
 from hansa.plumbing.errors import ConfigError
-from hansa.sim import runtime
+from hansa.sim import routing
 from hansa.vertical.modules import PREFIX, fitted
 
 SIZES, SERVER, SEED, WIDTH = (9, 5, 12, 7), 1, 4, 3
@@ -103,7 +103,7 @@ def test_the_steps_are_those_of_the_unsplit_network(settings: dict[str, Any], ro
 
 def test_clients_hand_their_pieces_on_and_send_the_server_no_label(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int, tuple[str, ...]]] = []
-    plain = runtime.converse
+    plain = routing.converse
 
     def watched(talks: Any, check: Any) -> Any:
         def noted(sender: int, receiver: int, number: int, message: Any) -> Any:
@@ -113,7 +113,7 @@ def test_clients_hand_their_pieces_on_and_send_the_server_no_label(monkeypatch: 
 
         return plain(talks, noted)
 
-    monkeypatch.setattr(runtime, "converse", watched)
+    monkeypatch.setattr(routing, "converse", watched)
     run(algorithm(batch=100), 1, eval_every=5)
     handed = [(a, b) for a, b, kind in seen if kind == ("split",)]
     assert handed[:3] == [(0, 2), (2, 3), (3, 0)]

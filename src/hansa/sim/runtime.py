@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import torch
-
 from hansa.core.answering import report_spent
-from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Routed, Ticket
+from hansa.core.ask import Arrival, Ask, Gathered, Reduced, Ticket
 from hansa.core.budget import Accountant, Spending
 from hansa.core.columns import ColumnHoldings
 from hansa.core.data_op import DataOp
 from hansa.core.op import Memory, Op, Payload, Replies, Reply
-from hansa.core.relay import ACCEPTED, CODES, KEYS, SEND, UNLIKE, conversation, relay, session_bytes, weightless
 from hansa.core.round_record import Record
-from hansa.core.route_op import ROUTE, Inbox, Message, Outbox, RouteOp
-from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, Tickets, complete, shortened
-from hansa.core.session_op import Continue, SessionOp, converse
+from hansa.core.runtime import Abort, Attend, Clock, Commit, Open, Plan, Request, Tickets, shortened
+from hansa.core.session_op import SessionOp
 from hansa.core.wrapper import PackingOp
-from hansa.plumbing.determinism import threads
 from hansa.plumbing.errors import AlgorithmError, PartyError
 from hansa.replies.partial_sums import PartialSum, unsuitable
 from hansa.replies.placed import PlacedReply
-from hansa.replies.replies import Outcomes, OutcomesOrSums, arrive, combine, reply_size
-from hansa.replies.reply_checks import Rules, message_fault, opener
+from hansa.replies.replies import Outcomes, OutcomesOrSums, arrive, combine
+from hansa.replies.reply_checks import Rules, opener
 from hansa.sim.engine import Failure, Outcome, PartyWork, ReferenceEngine, named
 from hansa.sim.memories import Memories
 from hansa.sim.relays import Relays, through_relays
+from hansa.sim.routing import Routing
 from hansa.sim.tickets import TimedFlight, Trained, outcome_of
 
 
@@ -69,20 +65,20 @@ class Simulation:
         self.memories = Memories(len(engine.holdings), engine.objective.device, folder)
         self._folder = folder
         self.tickets: Tickets[TimedFlight] = Tickets(len(engine.holdings))
-        self._staged: dict[int, Memory] = {}
-        self._record = Record()
+        self.staged: dict[int, Memory] = {}
+        self.record = Record()
 
     def answer(self, request: Request) -> Any:
         """Answer an ask, or open, commit or abort a round."""
         if isinstance(request, Open):
-            self._record, self._staged = request.record, {}
+            self.record, self.staged = request.record, {}
             return self.tickets.begin_round()
         if isinstance(request, Commit):
-            self.memories.keep(self._staged)
-            self._staged = {}
+            self.memories.keep(self.staged)
+            self.staged = {}
             return None
         if isinstance(request, Abort):
-            self._staged = {}
+            self.staged = {}
             return None
         if isinstance(request, Attend):
             raise AlgorithmError("a simulation does not wait for parties to be present (Attend)")
@@ -93,22 +89,22 @@ class Simulation:
         if isinstance(request.op, DataOp):
             return self._prepare(request)
         if isinstance(request.op, SessionOp):
-            return self._session(request)
+            return Routing(self, request).session()
         if request.verb == "route":
-            return self._route(request)
-        self._record.count_ask(request)
-        answer, memories = self._collect(request, self._plan(request))
-        self._staged.update(memories)
-        return self._record.timed(answer)
+            return Routing(self, request).route()
+        self.record.count_ask(request)
+        answer, memories = self.collect(request, self.plan(request))
+        self.staged.update(memories)
+        return self.record.timed(answer)
 
-    def _plan(self, ask: Ask) -> Plan:
+    def plan(self, ask: Ask) -> Plan:
         """The course of an ask in simulated time, which passes."""
         plan = self.clock.plan(ask)
         self.clock.now += plan.lasts
-        self._record.seconds = plan.seconds
+        self.record.seconds = plan.seconds
         return plan
 
-    def _collect(self, ask: Ask, plan: Plan, op: Op | None = None) -> tuple[Reduced | Gathered, dict[int, Memory]]:
+    def collect(self, ask: Ask, plan: Plan, op: Op | None = None) -> tuple[Reduced | Gathered, dict[int, Memory]]:
         """The combined answer to an ask, and the new memories of the parties whose replies were fused.
 
         `op` describes the replies, if that of the ask does not.
@@ -116,7 +112,7 @@ class Simulation:
         memories: dict[int, Memory] = {}
         assert ask.op is not None
         run = ask if self.band is None else replace(ask, op=opener(ask.op))
-        sums = self.engine.sums and self.band is None and self._record.each is None and self._paths is None
+        sums = self.engine.sums and self.band is None and self.record.each is None and self._paths is None
         sums = sums and unsuitable(ask, self.rules.of(ask)) is None
 
         # an engine that stores replies checks them too, by the payload of the ask
@@ -127,7 +123,7 @@ class Simulation:
             for item in self._run(run, plan, sums, places):
                 if isinstance(item, Replies):
                     if item.memory:
-                        before = zip(item.parties, self._memories(item.parties), strict=True)
+                        before = zip(item.parties, self.recall(item.parties), strict=True)
                         memories.update((p, {**memory, **item.remembered(k)}) for k, (p, memory) in enumerate(before))
                     yield item
                 elif isinstance(item, PartialSum | PlacedReply):
@@ -143,10 +139,14 @@ class Simulation:
         if self.band is not None:  # attackers change an update before it is packed, and no engine sums
             arriving = self._packed(ask, self.band.forge(run, cast(Outcomes, arriving)), memories)
         judged = ask if op is None else replace(ask, op=op)
-        if self._paths is not None and self._record.each is None and op is None and ask.enough is None:
+        if self._paths is not None and self.record.each is None and op is None and ask.enough is None:
             arriving = through_relays(ask, arriving, self._paths, self.rules.of(ask))
-        answer = combine(judged, arriving, self.rules, self._record, self._folder)
-        return answer, {party: memory for party, memory in memories.items() if party in self._record.fused}
+        answer = self.combine(judged, arriving)
+        return answer, {party: memory for party, memory in memories.items() if party in self.record.fused}
+
+    def combine(self, ask: Ask, outcomes: OutcomesOrSums) -> Reduced | Gathered:
+        """Check the outcomes of an ask, record them, and combine the replies."""
+        return combine(ask, outcomes, self.rules, self.record, self._folder)
 
     def _packed(self, ask: Ask, outcomes: Outcomes, memories: dict[int, Memory]) -> Outcomes:
         """Pack replies that attackers may have changed, as the ask's op does; `memories` gets the parties' memories."""
@@ -181,12 +181,12 @@ class Simulation:
 
     def memory(self, party: int) -> Memory:
         """A party's memory, including its staged changes of this round."""
-        return self._memories([party])[0]
+        return self.recall([party])[0]
 
-    def _memories(self, parties: Sequence[int]) -> list[Memory]:
+    def recall(self, parties: Sequence[int]) -> list[Memory]:
         """The memories of many parties, read at once."""
-        stored = iter(self.memories.recall([p for p in parties if p not in self._staged]))
-        return [self._staged[p] if p in self._staged else next(stored) for p in parties]
+        stored = iter(self.memories.recall([p for p in parties if p not in self.staged]))
+        return [self.staged[p] if p in self.staged else next(stored) for p in parties]
 
     def _run(self, ask: Ask, plan: Plan, sums: bool,
              places: bool) -> Iterator[Replies | PartialSum | PlacedReply | tuple[int, Outcome]]:  # fmt: skip
@@ -195,11 +195,11 @@ class Simulation:
         With `sums` the engine may sum the replies itself, in any order; with `places` it may store them.
         """
         assert ask.op is not None
-        here = self._here(ask, ask.parties, plan)
+        here = self.here(ask, ask.parties, plan)
         for party in sorted(set(ask.parties) - set(here)):
-            yield party, self._why(party, plan)
+            yield party, self.why_absent(party, plan)
         members = [
-            PartyWork(p, plan.payload_of(ask, p), memory) for p, memory in zip(here, self._memories(here), strict=True)
+            PartyWork(p, plan.payload_of(ask, p), memory) for p, memory in zip(here, self.recall(here), strict=True)
         ]
         if sums:
             yield from self.engine.partial_sums(ask.op, members, ask.round, ask.uniform)
@@ -208,13 +208,13 @@ class Simulation:
         else:
             yield from self._train(ask.op, members, ask.round)
 
-    def _here(self, ask: Ask, parties: Sequence[int], plan: Plan) -> list[int]:
+    def here(self, ask: Ask, parties: Sequence[int], plan: Plan) -> list[int]:
         """The parties that answer an ask."""
         absent = self.absent if ask.in_round else None
         here = [p for p in parties if p not in plan.lost and (absent is None or not absent(p, ask.round))]
         return here if self.presence is None else [p for p in here if self.presence.away(p) is None]
 
-    def _why(self, party: int, plan: Plan) -> str:
+    def why_absent(self, party: int, plan: Plan) -> str:
         """Why a party does not answer an ask."""
         away = None if self.presence is None else self.presence.away(party)
         return away or plan.lost.get(party, "it did not answer")
@@ -235,11 +235,11 @@ class Simulation:
         ready = []
         for member in members:
             try:
-                self._charge(op, member)
+                self.charge(op, member)
                 ready.append(member)
             except PartyError as reason:
                 yield member.party, str(reason)
-        spent = self._record.spent
+        spent = self.record.spent
         if op.budget is None:
             yield from self.engine.blocks(op, ready, round)
             return
@@ -250,23 +250,22 @@ class Simulation:
                 report_spent(op, item[1][0], spent.get(item[0]))
             yield item
 
-    def _charge(self, op: Op, member: PartyWork) -> None:
+    def charge(self, op: Op, member: PartyWork) -> None:
         """Charge a party's privacy budget for its reply, also if the reply is lost later; a PartyError if the budget is
         exceeded."""
         if self.spending is None or op.budget is None:
             return
         spent = self.spending.charge(member.party, op, self.engine.holdings.train.size(member.party), member.payload)
         if spent is not None:
-            self._record.spent[member.party] = spent
+            self.record.spent[member.party] = spent
 
     def _prepare(self, ask: Ask) -> Any:
         """Transform the data of all parties."""
         assert isinstance(ask.op, DataOp)
         holdings = self.engine.holdings
-        self._record.count_ask(ask)
+        self.record.count_ask(ask)
         if isinstance(holdings, ColumnHoldings):
-            return combine(ask, ((p, self._prepare_columns(ask, holdings, p)) for p in ask.parties), self.rules,
-                           self._record)  # fmt: skip
+            return self.combine(ask, ((p, self._prepare_columns(ask, holdings, p)) for p in ask.parties))
         factors = ask.op.weigh(holdings.train.y, ask.payload)
         if factors is not None:
             models = [self.engine.objective] if holdings.models is None else [*holdings.models.objectives.values()]
@@ -279,7 +278,7 @@ class Simulation:
         if holdings.public is not None:
             holdings.public = holdings.public._replace(x=ask.op.transform(holdings.public.x, ask.payload))
         self.engine.data_changed()
-        return combine(ask, ((p, Reply({})) for p in ask.parties), self.rules, self._record)
+        return self.combine(ask, ((p, Reply({})) for p in ask.parties))
 
     def _prepare_columns(self, ask: Ask, holdings: ColumnHoldings, id: int) -> Reply | str:
         """Transform the data of one party of vertical data, as a deployed party does."""
@@ -292,166 +291,12 @@ class Simulation:
         holdings.replace(id, party.data)
         return Reply({})
 
-    def _route(self, ask: Ask) -> Routed:
-        """Deliver messages from party to party by the steps of `relay`, without keys: nothing is sealed.
-
-        Bytes are those of sealed messages.
-        """
-        plan = self._plan(ask)
-        boxes: dict[int, dict[int, Message]] = {}
-
-        def answer(step: Ask) -> Gathered:
-            assert step.op is not None
-            self._record.count_ask(step)
-            before = self._record.bytes_up
-            if step.op.name == KEYS:
-                replies = self._advertise(step, plan)
-            elif step.op.name == SEND:
-                replies = self._send(ask, step, plan, boxes)
-            else:
-                replies = self._deliver(ask, step, boxes)
-            self._record.bytes_up = before + sum(map(reply_size, replies.values()))
-            return Gathered(tuple(replies), tuple(replies.values()))
-
-        routed = complete(relay(ask), answer)
-        self._record.refuse(routed.refused, lambda party: f"party {party}")
-        return routed
-
-    def _session(self, ask: Ask) -> Gathered:
-        """Run the generators of a session in turn, by the steps of `conversation`, without keys."""
-        plan = self._plan(ask)
-
-        def answer(step: Ask) -> Gathered:
-            assert step.op is not None
-            self._record.count_ask(step)
-            if step.op.name != KEYS:
-                return self._converse(ask, step)
-            before = self._record.bytes_up
-            replies = self._advertise(step, plan)
-            self._record.bytes_up = before + sum(map(reply_size, replies.values()))
-            return Gathered(tuple(replies), tuple(replies.values()))
-
-        replies = complete(conversation(ask), answer)
-        self._record.count_session(session_bytes(ask))
-        return replies
-
-    def _converse(self, ask: Ask, step: Ask) -> Gathered:
-        """Run `talk` at all parties of a session; their memories are staged."""
-        op = ask.op
-        assert isinstance(op, SessionOp)
-        announced = {
-            (a, b): op.expects_messages(ask.payload_of(b), a, b) for a in ask.parties for b in ask.parties if a != b
-        }
-
-        def check(sender: int, receiver: int, number: int, message: Message) -> str | None:
-            shapes = announced[sender, receiver]
-            fault = message_fault(message, dict(shapes[number])) if number < len(shapes) else "nobody expects it"
-            return fault and f"message {number} to party {receiver} cannot be sent: {fault}"
-
-        def begun(party: int, memory: Memory) -> Continue:
-            own = {name: value.clone() for name, value in memory.items()}  # the op may write into it
-            talk = op.talk(self.engine.party(party, ask.round), ask.payload_of(party), own)
-
-            def go_on(message: Message | None) -> Any:
-                try:
-                    with named(op, party, ask.round):
-                        try:
-                            return talk.send(message)
-                        except StopIteration as done:
-                            return done.value
-                except PartyError as reason:
-                    if isinstance(reason, Failure):
-                        raise
-                    return str(reason)
-
-            return go_on
-
-        memories = zip(ask.parties, self._memories(ask.parties), strict=True)
-        with threads(1):  # as a deployed party
-            outcomes = converse({party: begun(party, memory) for party, memory in memories}, check)
-        arriving = ((party, end if isinstance(end, str) else end[0]) for party, end in outcomes.items())
-        replies = combine(step, arriving, self.rules, self._record, self._folder)
-        assert isinstance(replies, Gathered)
-        self._staged.update((p, end[1]) for p, end in outcomes.items() if not isinstance(end, str) and end[1])
-        return replies
-
-    def _advertise(self, step: Ask, plan: Plan) -> dict[int, Reply]:
-        """Find out which parties answer; the result has replies as if they had sent keys."""
-        assert step.op is not None
-        here, key = set(self._here(step, step.parties, plan)), Reply(weightless(step.op.expects({})))
-        outcomes = ((p, key if p in here else self._why(p, plan)) for p in step.parties)
-        advertised = combine(step, outcomes, self.rules, self._record)
-        assert isinstance(advertised, Gathered)
-        return dict(zip(advertised.parties, advertised.replies, strict=True))
-
-    def _send(self, ask: Ask, step: Ask, plan: Plan, boxes: dict[int, dict[int, Message]]) -> dict[int, Reply]:
-        """Run `send` at the senders and put their messages into `boxes`; the result has replies as if sealed."""
-        op = ask.op
-        assert isinstance(op, RouteOp) and step.op is not None
-        receivers = {party: step.each[party][ROUTE]["receivers"].tolist() for party in step.parties}
-        each = {party: op.to_send(ask.each.get(party, {}), party, receivers[party]) for party in step.parties}
-        sent, staged = self._collect(replace(step, op=op, each=each), plan, Outbox(op))
-        assert isinstance(sent, Gathered)
-        self._staged.update(staged)
-        replies = {}
-        for party, reply in zip(sent.parties, sent.replies, strict=True):
-            boxes[party] = op.messages(reply, receivers[party])
-            codes = torch.full((len(receivers[party]),), ACCEPTED, dtype=torch.uint8)
-            sealed = weightless(step.op.expects(step.payload_of(party)))
-            replies[party] = replace(reply, tensors={**sealed, CODES: codes})
-        return replies
-
-    def _deliver(self, ask: Ask, step: Ask, boxes: Mapping[int, Mapping[int, Message]]) -> dict[int, Reply]:
-        """Run `receive` at the receivers; the result has their replies, with a code for each message."""
-        op = ask.op
-        assert isinstance(op, RouteOp)
-        codes: dict[int, list[int]] = {}
-        memories: dict[int, Memory] = {}
-
-        def outcomes() -> Iterator[tuple[int, Reply | str]]:
-            for party, memory in zip(step.parties, self._memories(step.parties), strict=True):
-                payload, inbox = ask.payload_of(party), dict[int, Message]()
-                senders = step.each[party][ROUTE]["senders"].tolist()
-                for sender in senders:
-                    message = boxes[sender][party]
-                    expected = op.expects_message(payload, sender, party)
-                    if message_fault(message, expected, values=False) is None:  # values were checked when it was sent
-                        inbox[sender] = message
-                codes[party] = [ACCEPTED if sender in inbox else UNLIKE for sender in senders]
-                yield party, self._receive(op, PartyWork(party, payload, memory), inbox, ask.round, memories)
-
-        with threads(1):  # as a deployed party
-            received = combine(replace(step, op=Inbox(op)), outcomes(), self.rules, self._record, self._folder)
-        assert isinstance(received, Gathered)
-        self._staged.update((party, memories[party]) for party in received.parties if memories[party])
-        return {
-            party: replace(reply, tensors={**reply.tensors, CODES: torch.tensor(codes[party], dtype=torch.uint8)})
-            for party, reply in zip(received.parties, received.replies, strict=True)
-        }
-
-    def _receive(self, op: RouteOp, job: PartyWork, inbox: Mapping[int, Message], round: int,
-                 memories: dict[int, Memory]) -> Reply | str:  # fmt: skip
-        """One receiver's reply, or the reason why there is none; its new memory goes into `memories`."""
-        memory = {name: value.clone() for name, value in job.memory.items()}  # the op may write into it
-        try:
-            self._charge(Inbox(op), job)
-            with named(op, job.party, round):
-                reply, memory = op.receive(self.engine.party(job.party, round), job.payload, inbox, memory)
-        except PartyError as reason:
-            if isinstance(reason, Failure):
-                raise
-            return str(reason)
-        memories[job.party] = memory
-        reply = reply if reply is not None and op.replies else Reply({})
-        report_spent(Inbox(op), reply, self._record.spent.get(job.party))
-        return reply
-
     def _submit(self, ask: Ask) -> Ticket:
         (party,) = ask.parties
         assert ask.op is not None
-        self._record.count_ask(ask)
+        self.record.count_ask(ask)
         plan = self.clock.plan(ask)
-        self._record.seconds |= plan.seconds
+        self.record.seconds |= plan.seconds
         arrives, steps, lost = self.clock.now + plan.lasts, plan.steps.get(party), plan.lost.get(party)
         return self.tickets.add(TimedFlight(self.tickets.issue(ask), ask.op, ask.payload, arrives, steps, lost))
 
@@ -466,9 +311,9 @@ class Simulation:
             forged = self.band.forge_one(flight.ticket, opener(flight.op), flight.payload, outcome[0])
             outcome = self._pack(flight.op, party, round, flight.payload, forged, outcome[1])
         reply = outcome if isinstance(outcome, str) else outcome[0]
-        arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self.rules, self._record)
+        arrival = arrive(flight.ticket, flight.op, flight.payload, reply, self.rules, self.record)
         if arrival.reply is not None and not isinstance(outcome, str) and outcome[1]:
-            self._staged[party] = outcome[1]
+            self.staged[party] = outcome[1]
         return self.tickets.count(arrival)
 
     def _unanswered(self, flight: TimedFlight) -> str | None:
@@ -489,7 +334,7 @@ class Simulation:
         """Charge the budget of a ticket's party, and give the outcome of its training."""
         op, work = self._task_of(flight)
         try:
-            self._charge(op, work)
+            self.charge(op, work)
         except PartyError as reason:
             return str(reason)
         others = (
@@ -501,7 +346,7 @@ class Simulation:
         )
         outcome = outcome_of(self.engine, flight, self._task_of, others)
         if not isinstance(outcome, str):
-            report_spent(op, outcome[0], self._record.spent.get(work.party))
+            report_spent(op, outcome[0], self.record.spent.get(work.party))
         return outcome
 
     def snapshot(self) -> dict[str, Any]:

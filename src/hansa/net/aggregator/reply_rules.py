@@ -10,7 +10,7 @@ from statistics import median_low
 from typing import Any
 
 from hansa.core.ask import Ask
-from hansa.core.op import DataOp
+from hansa.core.data_op import DataOp
 from hansa.core.sums import StoredReply
 from hansa.net.aggregator.asks import weight_differs
 from hansa.net.aggregator.queue import Check
