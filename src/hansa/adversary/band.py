@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hansa.adversary.adversary import Adversary, Arriving, Scene
-from hansa.adversary.exchange import Exchange, one_by_one, own_copy
+from hansa.adversary.exchange import Exchange, own_copy
 from hansa.core.algorithm import Algorithm
 from hansa.core.ask import Ask, Ticket
 from hansa.core.op import Op, Payload, Replies, Reply, open_tensors
@@ -25,7 +25,7 @@ from hansa.holdings.stored_rows import whole
 from hansa.numerics import rng
 from hansa.numerics.rows import Rows, room
 from hansa.plumbing.errors import ConfigError
-from hansa.replies.replies import Outcomes
+from hansa.replies.replies import Outcomes, single_replies
 
 log = logging.getLogger("hansa")
 
@@ -237,7 +237,7 @@ class Band:
         rows: Rows | None = None
         row_of: dict[int, int] = {}  # the row of each valid reply
         weights: dict[int, int] = {}
-        for party, outcome in one_by_one(outcomes):
+        for party, outcome in single_replies(outcomes):
             if isinstance(outcome, Reply) and exchange.sound(party, outcome):
                 update = exchange.update(outcome)
                 rows = room(len(exchange.parties), update, self.memory, self.folder) if rows is None else rows
@@ -271,7 +271,7 @@ class Band:
             if isinstance(outcome, Replies) and not everybody and self._lone.keys().isdisjoint(outcome.parties):
                 yield outcome
                 continue
-            for party, reply in one_by_one([outcome]):
+            for party, reply in single_replies([outcome]):
                 yield party, reply if isinstance(reply, str) else arrived(party, reply)
 
     def _on_the_way(self, exchange: Exchange) -> Callable[[int, Reply], Reply]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from hansa.core.op import Op, Payload, Replies, Reply
-from hansa.replies.replies import Outcomes
+from hansa.core.op import Op, Payload, Reply
 from hansa.replies.reply_checks import Rules, fault
 
 
@@ -43,15 +42,6 @@ class Exchange:
     def replaced(self, reply: Reply, row: Tensor) -> Reply:
         """The reply with another update."""
         return dataclasses.replace(reply, tensors={**reply.tensors, self.name: row.view_as(reply.tensors[self.name])})
-
-
-def one_by_one(outcomes: Outcomes) -> Iterator[tuple[int, Reply | str]]:
-    """Split stacks into single replies, which are views of the stack: an engine reuses its memory."""
-    for outcome in outcomes:
-        if isinstance(outcome, Replies):
-            yield from ((party, outcome.row(k)) for k, party in enumerate(outcome.parties))
-        else:
-            yield outcome
 
 
 def own_copy(reply: Reply, but: str | None = None) -> Reply:

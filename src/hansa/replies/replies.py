@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,15 @@ def _size(tensors: tuple[Any, ...], maxima: tuple[Any, ...], metrics: tuple[str,
 
 Outcomes = Iterable[tuple[int, Reply | str] | Replies]
 OutcomesOrSums = Iterable[tuple[int, Reply | str] | Replies | PartialSum | PlacedReply]
+
+
+def single_replies(outcomes: Outcomes) -> Iterator[tuple[int, Reply | str]]:
+    """Split stacks into single replies, which are views of the stack: an engine reuses its memory."""
+    for outcome in outcomes:
+        if isinstance(outcome, Replies):
+            yield from ((party, outcome.row(k)) for k, party in enumerate(outcome.parties))
+        else:
+            yield outcome
 
 
 def combine(ask: Ask, outcomes: OutcomesOrSums, rules: Rules, record: Record, folder: Path | None = None,

@@ -15,13 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hansa.core.ask import Ask
-from hansa.core.op import Replies, Reply
+from hansa.core.op import Reply
 from hansa.core.quantities import Amount, Count
 from hansa.core.registry import Part, register
 from hansa.plumbing.errors import ConfigError
 from hansa.replies.partial_sums import PartialSum, ReplySum, obstacle, unsuitable
-from hansa.replies.placed import PlacedReply
-from hansa.replies.replies import OutcomesOrSums, reply_size
+from hansa.replies.replies import Outcomes, OutcomesOrSums, reply_size, single_replies
 from hansa.replies.reply_checks import Rules, received
 from hansa.sim.distributions import Array
 
@@ -98,7 +97,7 @@ def _walk(tree: Any, path: Path) -> Iterator[tuple[Any, Path]]:
             yield part, path
 
 
-def through_relays(ask: Ask, outcomes: OutcomesOrSums, paths: Sequence[Path], rules: Rules) -> OutcomesOrSums:
+def through_relays(ask: Ask, outcomes: Outcomes, paths: Sequence[Path], rules: Rules) -> OutcomesOrSums:
     """The outcomes of an ask as the root receives them: each relay next to it sends one sum, if replies can be summed.
 
     A relay checks each reply. A reply that fails is passed on by itself, so that the root rejects it with the reason. A
@@ -111,7 +110,7 @@ def through_relays(ask: Ask, outcomes: OutcomesOrSums, paths: Sequence[Path], ru
     sums: dict[Path, ReplySum] = {}
     members: dict[Path, list[int]] = {}
     sent: Counter[int] = Counter()  # bytes below each relay next to the root
-    for party, outcome in _single(outcomes):
+    for party, outcome in single_replies(outcomes):
         path = paths[party]
         if isinstance(outcome, Reply) and path:
             checked = received(outcome, ask.op, ask.payload_of(party), rules)
@@ -130,12 +129,3 @@ def through_relays(ask: Ask, outcomes: OutcomesOrSums, paths: Sequence[Path], ru
     for path, parties in sorted(members.items()):
         reply = sums[path].reply()
         yield PartialSum(f"relay {path[0]}", tuple(sorted(parties)), reply, sent[path[0]] + reply_size(reply), True)
-
-
-def _single(outcomes: OutcomesOrSums) -> Iterator[tuple[int, Reply | str]]:
-    for item in outcomes:
-        assert not isinstance(item, (PartialSum, PlacedReply)), "no engine sums or stores replies that relays receive"
-        if isinstance(item, Replies):
-            yield from ((party, item.row(k)) for k, party in enumerate(item.parties))
-        else:
-            yield item

@@ -21,7 +21,7 @@ from hansa.core.wrapper import PackingOp
 from hansa.plumbing.errors import AlgorithmError, PartyError
 from hansa.replies.partial_sums import PartialSum, unsuitable
 from hansa.replies.placed import PlacedReply
-from hansa.replies.replies import Outcomes, OutcomesOrSums, arrive, combine
+from hansa.replies.replies import Outcomes, OutcomesOrSums, arrive, combine, single_replies
 from hansa.replies.reply_checks import Rules, opener
 from hansa.sim.engine import Failure, Outcome, PartyWork, ReferenceEngine, named
 from hansa.sim.memories import Memories
@@ -140,7 +140,7 @@ class Simulation:
             arriving = self._packed(ask, self.band.forge(run, cast(Outcomes, arriving)), memories)
         judged = ask if op is None else replace(ask, op=op)
         if self._paths is not None and self.record.each is None and op is None and ask.enough is None:
-            arriving = through_relays(ask, arriving, self._paths, self.rules.of(ask))
+            arriving = through_relays(ask, cast(Outcomes, arriving), self._paths, self.rules.of(ask))
         answer = self.combine(judged, arriving)
         return answer, {party: memory for party, memory in memories.items() if party in self.record.fused}
 
@@ -153,16 +153,14 @@ class Simulation:
         if not isinstance(ask.op, PackingOp):
             yield from outcomes
             return
-        for item in outcomes:
-            single = [item] if not isinstance(item, Replies) else [(p, item.row(k)) for k, p in enumerate(item.parties)]
-            for party, outcome in single:
-                if isinstance(outcome, Reply):
-                    kept = memories[party] if party in memories else self.memory(party)
-                    packed = self._pack(ask.op, party, ask.round, ask.payload_of(party), outcome, kept)
-                    outcome = packed if isinstance(packed, str) else packed[0]
-                    if not isinstance(packed, str) and packed[1]:
-                        memories[party] = packed[1]
-                yield party, outcome
+        for party, outcome in single_replies(outcomes):
+            if isinstance(outcome, Reply):
+                kept = memories[party] if party in memories else self.memory(party)
+                packed = self._pack(ask.op, party, ask.round, ask.payload_of(party), outcome, kept)
+                outcome = packed if isinstance(packed, str) else packed[0]
+                if not isinstance(packed, str) and packed[1]:
+                    memories[party] = packed[1]
+            yield party, outcome
 
     def _pack(self, op: Op, party: int, round: int, payload: Payload, reply: Reply, memory: Memory) -> Outcome:
         """A reply after the wrappers that pack it, and the party's memory; or the reason why the party declines."""
