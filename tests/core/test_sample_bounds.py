@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -19,7 +20,9 @@ from hansa.core.op import Memory, Op, Party, Payload, Replies, Reply, Shape
 from hansa.core.registry import register
 from hansa.core.round_record import Record
 from hansa.core.sample_bounds import Bounds, PerSample, rescaled, sample_fault, share_of
+from hansa.core.sums import StoredReply
 from hansa.local import SGD
+from hansa.plumbing import codec
 from hansa.replies.partial_sums import PartialSum, ReplySum
 from hansa.replies.replies import combine
 from hansa.replies.reply_checks import Rules, fault, stack_fault
@@ -101,6 +104,17 @@ def test_a_stack_is_checked_as_single_replies_are() -> None:
     for bad in (sums(7, times=2, weight=7), sums(100, times=10, weight=999)):
         assert fault(bad, TwoSums(), {}, Rules()) is not None
         assert stack_fault(stacked([sums(100), bad, sums(1000)]), TwoSums(), [{}], Rules()) is not None
+
+
+def test_sums_in_files_are_rescaled_as_those_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hansa.core.sums.WIDE", 1)
+    replies, stored = [sums(100), sums(100, times=200, weight=20_000), sums(7)], list[Reply]()
+    for k, reply in enumerate(replies):
+        (tmp_path / str(k)).write_bytes(codec.encode(reply.tree()))
+        stored.append(StoredReply.read(tmp_path / str(k)))
+    (found, record), (other, again) = answer(stored, heaviest=1000), answer(replies, heaviest=1000)
+    assert list(record.capped) == [1] and record.capped == again.capped
+    assert all(torch.equal(found.sums[name], other.sums[name]) for name in other.sums)
 
 
 def test_multiplied_sums_are_rejected_by_name_or_rescaled() -> None:
