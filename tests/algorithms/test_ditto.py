@@ -12,7 +12,7 @@ from torch import Tensor
 import hansa
 from hansa.artifacts import saved_model
 from hansa.core.ask import Ask
-from hansa.core.op import Reply
+from hansa.core.op import Replies
 from hansa.core.plain_data import build
 from hansa.fusion import Krum, Median
 from hansa.local import DPSGD, SGD, Adam, Personal, Proximal, TwoModels
@@ -130,20 +130,21 @@ def messages(algorithm: hansa.Algorithm, monkeypatch: pytest.MonkeyPatch) -> tup
     """A run, all messages in both directions as bytes, and the vectors that the parties sent."""
     sent: list[bytes] = []
     vectors: list[Tensor] = []
-    message, received = Ask.message, replies.received
+    message, received = Ask.message, replies.received_stack
 
     def down(self: Ask, party: int) -> Any:
         tree = message(self, party)
         sent.append(codec.encode(tree))
         return tree
 
-    def up(reply: Reply, *rest: Any) -> Any:
-        sent.append(codec.encode(reply.tree()))
-        vectors.extend(reply.tensors.values())
-        return received(reply, *rest)
+    def up(stack: Replies, *rest: Any) -> Any:
+        for reply in map(stack.row, range(len(stack.parties))):
+            sent.append(codec.encode(reply.tree()))
+            vectors.extend(reply.tensors.values())
+        return received(stack, *rest)
 
     monkeypatch.setattr(Ask, "message", down)
-    monkeypatch.setattr(replies, "received", up)
+    monkeypatch.setattr(replies, "received_stack", up)
     done = hansa.simulate(algorithm, classes(), rounds=3, engine="reference")
     return done, b"".join(sent), vectors
 

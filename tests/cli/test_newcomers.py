@@ -144,7 +144,10 @@ def test_a_part_is_described_with_the_limits_of_its_numbers_and_the_owners_range
 ) -> None:
     show_parts("local", "dp-sgd", True)
     fields = {field["name"]: field for field in json.loads(capsys.readouterr().out)["fields"]}
-    assert fields["clip"]["limits"] == "above 0" and fields["clip"]["owner"] == "1e-09 to 1000000000"
+    assert (
+        fields["clip"]["limits"] == "at least 1e-06 and at most 1000000"
+        and fields["clip"]["owner"] == "1e-09 to 1000000000"
+    )
     assert fields["momentum"]["limits"] == "at least 0 and below 1"
     assert fields["epochs"]["owner"] == "none: counted by [limits] before the work begins"
     assert not {"limits", "owner"} & {*fields["per_layer"], *fields["schedule"]}

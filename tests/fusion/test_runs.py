@@ -324,7 +324,8 @@ def test_trusted_samples_are_taken_from_the_data_set_and_prepared_as_the_others(
         "run": {"rounds": 5, "seed": 1},
     }
     made = parse(tree).build_task()
-    plain = parse({**tree, "task": {k: v for k, v in tree["task"].items() if k != "trusted"}}).build_task()
+    task = {name: value for name, value in tree["task"].items() if name != "trusted"}
+    plain = parse({**tree, "task": task, "algorithm": "fedavg"}).build_task()
     assert made.trusted is not None
     sizes = [sum(len(x) for x, _ in found.parties) for found in (plain, made)]
     assert len(made.trusted[0]) == 50

@@ -162,5 +162,5 @@ def test_a_column_is_read_as_an_evaluation_and_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fields", [{"classes": -1}, {"classes": 2**40}, {"metrics": (Accuracy(),) * 65}])
 def test_sizes_that_no_evaluation_has_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"at most 64 metrics and 1048576 classes|must be at least 0"):
+    with pytest.raises(ConfigError, match=r"at most 64 metrics|must be at least 0"):
         EvaluateMetrics(**{"metrics": (F1(),), "classes": 2, **fields})

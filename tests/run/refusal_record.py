@@ -54,6 +54,11 @@ class Begun(Exception):
     """The run passed all checks."""
 
 
+def parts(kind: str) -> list[str]:
+    """The parts of a kind that come with this package."""
+    return [name for name, part in registered(kind).items() if part.__module__.startswith("hansa.")]
+
+
 def settings() -> Iterator[tuple[str, dict[str, Any]]]:
     """The settings that are tried with each algorithm, by a name: tables that are merged into the experiment's."""
 
@@ -61,7 +66,7 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
         return f"run {name}", {"run": fields}
 
     yield "nothing", {}
-    for secure in registered("secure"):
+    for secure in parts("secure"):
         if secure == "ckks" and importlib.util.find_spec("tenseal") is None:
             continue
         small = SMALL if "paillier" in secure else {}
@@ -81,24 +86,24 @@ def settings() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "bound masking", {"privacy": {"bound": 1.0, "secure": "masking"}}
     yield "bound compress", {"privacy": {"bound": 1.0}, "run": {"compress": "int8"}}
     yield "masking active", {"privacy": {"secure": {"name": "masking", "active": True}}}
-    for name in registered("transform"):
+    for name in parts("transform"):
         table: Any = name
         if name == "by-layer":
             table = {"name": name, "patterns": ["*weight", "*"], "transforms": ["int8", "identity"]}
         yield run(f"compress {name}", compress=table)
         yield run(f"compress_down {name}", compress_down=table)
         yield f"masking compress {name}", {"run": {"compress": table}, "privacy": {"secure": "masking"}}
-    for name in registered("select"):
+    for name in parts("select"):
         yield run(f"select {name}", select=name)
         yield f"masking select {name}", {"run": {"select": name}, "privacy": {"secure": "masking"}}
     for kind in ("fusion", "local", "server"):
-        for name in registered(kind):
+        for name in parts(kind):
             yield f"{kind} {name}", {"algorithm": {kind: name}}
-    for name in registered("adversary"):
+    for name in parts("adversary"):
         yield f"adversary {name}", {"adversary": {"kind": name, "fraction": 0.25}}
     yield "drift noise", {"drift": {"name": "noise", "start": 2, "fraction": 0.5, "std": 0.1}}
     yield "drift leave", {"drift": {"name": "leave", "start": 2, "parties": [0]}}
-    for prepare in registered("prepare"):
+    for prepare in parts("prepare"):
         yield f"prepare {prepare}", {"task": {"prepare": prepare}}
     for name, table in {
         "pooled": {"pooled": True}, "balanced": {"class_weight": "balanced"},

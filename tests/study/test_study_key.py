@@ -23,7 +23,7 @@ from hansa.experiment.audit import AuditTable
 from hansa.experiment.config import Experiment, TaskTable, parse
 from hansa.experiment.settings import Run
 from hansa.plumbing.errors import ConfigError
-from hansa.privacy import Privacy
+from hansa.privacy import Privacy, privacy
 from hansa.study import cell as cells
 from hansa.study.cell import LEFT_OUT, Cell, key_of
 from hansa.study.inputs import modules_of
@@ -36,8 +36,8 @@ TREE: dict[str, Any] = {
     "partition": {"name": "dirichlet", "parties": 4},
     "algorithm": {"name": "fedavg"},
     "adversary": [{"name": "sign-flip", "fraction": 0.25}],
-    "privacy": {"secure": "masking", "dp": {"name": "central", "sigma": 1.0}},
 }
+PRIVACY = {"secure": "masking", "dp": {"name": "central", "sigma": 1.0}}  # which no rule would allow beside the rest
 # Other values for fields that do not accept every value.
 OTHERS: dict[str, Any] = {
     "task": TaskTable(dataset="digits"), "partition": None, "algorithm": registered("algorithm")["scaffold"](),
@@ -112,7 +112,7 @@ def another(value: Any, hint: Any, step: float = 1) -> Any:
 
 def places() -> Iterator[tuple[str, Any, Rebuild]]:
     """Every settings class, once: its dotted path, an instance, and a function that replaces it."""
-    base = parse(TREE)
+    base = dataclasses.replace(parse(TREE), privacy=privacy(PRIVACY))
     seen: set[type[Any]] = set()
     waiting: list[tuple[str, Any, Rebuild]] = [("", base, lambda value: value)]
     while waiting:
@@ -229,7 +229,7 @@ def test_runs_under_keys_of_an_older_form_are_not_taken(tmp_path: Path, monkeypa
 
 def test_the_module_of_a_secure_sum_of_the_users_own_is_known_to_workers() -> None:
     masking = registered("secure")["masking"]
-    base = parse(TREE)
+    base = dataclasses.replace(parse(TREE), privacy=privacy(PRIVACY))
     own = type("Own", (masking,), {"__module__": "my_sums"})
     part = copy.copy(base.privacy.secure)
     object.__setattr__(part, "__class__", own)

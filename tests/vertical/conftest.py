@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from columns import Messages
 
-from hansa.sim import runtime
+from hansa.sim import routing
 
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
     """All messages of the sessions of a simulation."""
     seen: Messages = []
-    plain = runtime.converse
+    plain = routing.converse
 
     def watched(talks: Any, check: Any) -> Any:
         def noted(sender: int, receiver: int, number: int, message: Any) -> Any:
@@ -23,5 +23,5 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
 
         return plain(talks, noted)
 
-    monkeypatch.setattr(runtime, "converse", watched)
+    monkeypatch.setattr(routing, "converse", watched)
     return seen
