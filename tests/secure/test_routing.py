@@ -20,6 +20,7 @@ from hansa.plumbing.errors import PartyError, RoundAborted
 from hansa.secure import envelopes, key_agreement, session, signatures
 from hansa.secure.byte_tensors import as_bytes, as_tensor
 from hansa.secure.routing import ENVELOPE, RouteEnd, RouteKeys, RouteReceive, RouteSend, _advertised, split_memory
+from hansa.vertical.psi_ops import PsiAnswer
 
 NUMBERS = {0: [1.0, 2.0, 3.0], 1: [10.0, 20.0, 30.0], 2: [100.0, 200.0, 300.0]}
 ALL = [(a, b) for a in range(3) for b in range(3) if a != b]
@@ -353,6 +354,14 @@ def test_a_number_belongs_to_one_party_for_the_whole_job() -> None:
     assert refused(parties, [(0, 1)], round=1) == {(0, 1): REASONS[UNTRUSTED]}
 
 
+def test_a_party_has_one_number_for_the_whole_job() -> None:
+    """Under several numbers one party would count as several, for all that is answered once per other party."""
+    parties = RoutedParties(NUMBERS)
+    parties.route([(2, 1)])
+    parties.meddle = meddling(posing_as("p2", 0, 0, round=1))
+    assert refused(parties, [(0, 1)], round=1) == {(0, 1): REASONS[UNTRUSTED]}
+
+
 # --- a sender that lies ---
 
 
@@ -457,6 +466,12 @@ def test_more_peers_than_the_policy_allows_and_messages_larger_than_the_memory_a
         assert "participants" in str(Workload(participants=1).refuses(op, party, {"route": route}))
     huge = RouteSend(Say(size=2**50))
     assert "limits.memory" in str(Workload().refuses(huge, party, {"route": GOOD}))
+
+
+@pytest.mark.parametrize("half", [RouteSend, RouteReceive])
+def test_both_halves_of_a_route_demand_what_their_op_demands(half: type[RouteSend] | type[RouteReceive]) -> None:
+    payload = {"route": {**GOOD, "senders": IDS}, "sizes": {"0": 3, "1": 7}}
+    assert half(PsiAnswer()).demands(3, payload) == {"participants": len(IDS), "people": 7}
 
 
 class Say2(Say):

@@ -5,7 +5,8 @@ The aggregator relays the messages (`hansa.core.relay`) and sees their sizes. It
 - A party signs its fresh public key with the key of its certificate, together with federation, job, round, ask and its
   number in the job. Another party accepts a key only with such a signature, by a certificate of the federation (and of
   its own list of peers, if its policy has one). So neither the aggregator nor another party can put its own key there.
-  Who has which number in a job is the aggregator's choice; a party remembers it, and it cannot change later.
+  Who has which number in a job is the aggregator's choice; a party remembers it. Later no number can pass to another
+  party, and no party can have another number.
 - A message is sealed once, under a key of its own. Each receiver gets an envelope with that key and the hash of the
   sealed message. The envelope is sealed under a key that only sender and receiver can derive (X25519, HKDF-SHA256), for
   this sender, receiver, op and ask (AES-256-GCM). So a receiver cannot pass on another message as the sender's.
@@ -164,7 +165,7 @@ class RouteReceive(Receiving):
         self.inner.check_ask(without_route(payload), sizes)
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
-        return {"participants": len(peers_of(payload, "senders"))}
+        return {**self.inner.demands(n, without_route(payload)), "participants": len(peers_of(payload, "senders"))}
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         own, stored = split_memory(memory)
@@ -245,6 +246,10 @@ class RouteEnd:
             self.party.vault.once(f"route-peer {other}", name)
         except PartyError:
             raise PartyError(f"party {other} of this job was another party before, and is now {name}") from None
+        try:
+            self.party.vault.once(f"route-number of {name}", str(other))
+        except PartyError:
+            raise PartyError(f"{name} had another number in this job before, and is now party {other}") from None
 
     def _refuse(self, other: int, code: int, reason: str) -> None:
         self.codes[other] = code
