@@ -8,12 +8,25 @@ import numpy as np
 import torch
 
 import hansa
+from hansa.core.vault import Vault
 from hansa.numerics import rng
+from hansa.plumbing.errors import PartyError
 from hansa.vertical.linear_model import WEIGHTS, batch_rows
 
 PEOPLE, TESTS, WIDTHS, HOLDER, HELPER, SEED = 40, 9, (2, 3, 1, 1), 1, 3, 4
 Array = np.ndarray[Any, Any]
 Messages = list[tuple[int, int, dict[str, torch.Tensor]]]  # sender, receiver and message
+
+
+class OnceVault(Vault):
+    """Answers for one digest under each name, as the vault of a deployed party."""
+
+    def __init__(self) -> None:
+        self.answered: dict[str, str] = {}
+
+    def once(self, name: str, digest: str) -> None:
+        if self.answered.setdefault(name, digest) != digest:
+            raise PartyError(f"the party has answered {name} before, for different content, and answers it only once")
 
 
 def joined(count: int = PEOPLE) -> tuple[Array, Array]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from columns import OnceVault
 from torch import Tensor
 
 import hansa
@@ -286,17 +287,6 @@ def test_a_party_answers_once_per_reading_of_its_ids() -> None:
         PsiAlign().send(other, PAYLOAD, (0,), {})
 
 
-class OnceVault(Vault):
-    """Answers for one digest under each name, as the vault of a deployed party."""
-
-    def __init__(self) -> None:
-        self.answered: dict[str, str] = {}
-
-    def once(self, name: str, digest: str) -> None:
-        if self.answered.setdefault(name, digest) != digest:
-            raise PartyError(f"the party has answered {name} before, for different content, and answers it only once")
-
-
 @pytest.mark.parametrize("op", [PsiAnswer(), PsiCount()])
 def test_a_leader_compares_its_people_with_those_of_a_party_once_per_reading_of_its_ids(op: PsiAnswer) -> None:
     """The aggregator names the memory that an ask builds on. With an earlier one, a party that conspires with it could
@@ -492,6 +482,43 @@ def test_a_party_without_ids_declines() -> None:
     bare = Party(0, OBJECTIVE, SampleGateway((x, torch.zeros(3, dtype=torch.int64))), 0)
     with pytest.raises(PartyError, match="its rows have no ids, and this job matches rows by their ids"):
         PsiSize().run(bare, {}, {})
+
+
+class Admitted(SampleGateway):
+    """Notes the purpose of each reading."""
+
+    def __init__(self, samples: SampleGateway) -> None:
+        super().__init__(samples._train, samples._test)
+        self.purposes: list[str] = []
+
+    def admit(self, purpose: str) -> None:
+        self.purposes.append(purpose)
+
+
+def test_each_party_that_a_leader_asks_counts_as_a_reading_of_its_ids() -> None:
+    """The leader may build on its memory, where its people are already points."""
+    payload = {"sizes": {"0": 3, "1": 4, "2": 4}}
+    leader = replace(party(0, [1, 2, 3]), data=Admitted(party(0, [1, 2, 3]).data))
+    memory = PsiAsk().send(leader, payload, (1,), {})[1]
+    leader.data.purposes.clear()
+    PsiAsk().send(leader, payload, (2,), memory)
+    assert leader.data.purposes == ["match"]
+
+
+def test_the_numbers_of_rows_are_counted_as_statistics() -> None:
+    one = replace(party(0, [1, 2]), data=Admitted(party(0, [1, 2]).data))
+    assert int(PsiSize().run(one, {}, {})[0].tensors["train"]) == 2 and one.data.purposes == ["statistics"]
+
+
+@pytest.mark.parametrize(("least", "enough"), [(2, True), (3, False)])
+def test_a_leader_counts_no_fewer_people_than_its_owner_requires(least: int, enough: bool) -> None:
+    leader, other = party(0, [1, 2, 3]), party(1, [2, 3, 4, 5])
+    messages, memory = PsiAsk(count=True).send(leader, PAYLOAD, (1,), {})
+    _, own = PsiAsk(count=True).receive(other, PAYLOAD, {0: messages[1]}, {})
+    answer, _ = PsiCount().send(other, PAYLOAD, (0,), own)
+    leader.min_matches = least
+    with nullcontext() if enough else pytest.raises(PartyError, match=r"see min_matches in party\.toml"):
+        PsiCount().receive(leader, PAYLOAD, {1: answer[0]}, memory)
 
 
 def test_a_count_hides_which_people_are_common() -> None:

@@ -57,6 +57,7 @@ class PsiSize(Op):
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         if not party.data.identified:
             raise PartyError("its rows have no ids, and this job matches rows by their ids")
+        party.data.admit("statistics")  # numbers about the samples are counted as other readings are
         sizes = zip(KINDS, own_sizes(party), strict=True)
         return Reply({kind: torch.tensor(size, dtype=torch.int64) for kind, size in sizes}), memory
 
@@ -125,9 +126,16 @@ def accept(party: Party, train: Tensor, test: Tensor) -> None:
     A PartyError if they are fewer than the owner requires, or if the party accepted others before: two matchings that
     differ by one person would reveal what the rows of this person change.
     """
-    if len(train) < party.min_matches or 0 < len(test) < party.min_matches:
-        raise PartyError("fewer people are common than its policy requires; see min_matches in party.toml")
+    check_enough(party, len(train))
+    if len(test):
+        check_enough(party, len(test))
     party.vault.once("the matching of its rows", codec.digest(dict(zip(KINDS, (train, test), strict=True))))
+
+
+def check_enough(party: Party, common: int) -> None:
+    """Raise a PartyError if fewer people are common than the owner requires."""
+    if common < party.min_matches:
+        raise PartyError("fewer people are common than its policy requires; see min_matches in party.toml")
 
 
 def forgotten(memory: Memory) -> Memory:
@@ -185,6 +193,8 @@ class PsiAsk(PointsOp):
             memory[f"{PREFIX}points"] = people_of(party, payload, memory)
             memory[f"{PREFIX}matching"] = as_tensor(party.private("psi", "matching"))
             memory[f"{PREFIX}common"] = torch.ones(len(memory[f"{PREFIX}points"]), dtype=torch.bool)
+        else:
+            party.data.admit("match")  # each party that the people are compared with counts as a reading of the ids
         points, common = recalled(memory, "points").clone(), recalled(memory, "common")
         decoys = int((~common).sum())
         if decoys:
@@ -303,6 +313,7 @@ class PsiCount(PsiAnswer):
         own = psi_group.raised(inbox[sender]["own"], psi_group.scalar(secret))
         places = psi_group.places(own, f"the answer of party {sender}")
         count = sum(point in places for point in split(as_bytes(inbox[sender]["asked"]), POINT))
+        check_enough(party, count)
         return Reply({"people": torch.tensor(count)}), forgotten(memory)
 
     def expects_reply(self, payload: Payload) -> dict[str, Shape]:

@@ -17,7 +17,8 @@ TOML = """\
 # min_rows = 1       # the fewest of this party's rows in a node of a tree whose sums it sends; the rows of a smaller
 #                    # node are counted with those of its sibling
 # matches = 0        # asks, over all jobs, that may read the ids of this party's rows, to match them with rows of other
-#                    # parties: it reveals whom they have in common. 0 refuses jobs over columns
+#                    # parties: it reveals whom they have in common. 0 refuses jobs over columns.
+#                    # A job takes one; of the leader (the party with the labels) it takes one per other party
 # min_matches = 20   # the fewest people in common, in training rows and in test rows if any; with a floor 20, without
 #                    # one 0. The party that leads a matching may leave out people: results would be about the others
 # fuzzy = false      # whether they may also be matched by likeness (linkage): then the aggregator gets encodings of all
