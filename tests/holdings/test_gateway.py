@@ -35,7 +35,7 @@ from hansa.testing.experiments import experiment_for
 SOURCE = Path(hansa.__file__).parent
 # Ops that hold keys, shares, sizes, models or the proof of a preparation, and never a sample.
 PREPARING = {"apply-standardise", "apply-table", "keep-features", "standardise-own", "weigh-classes"}
-MATCHING = {"psi-align", "link-key", "link-rows", "fedv-secrets", "fedv-key", "fedv-keep"}
+MATCHING = {"psi-align", "split-same", "link-key", "link-rows", "fedv-secrets", "fedv-key", "fedv-keep"}
 NEVER = {"own-model", "own-belief", "route-keys", "deliver", *PREPARING, *MATCHING} | {
     f"secure-{name}" for name in (
         "keys", "shares", "consistent", "unmask", "paillier-key", "paillier-open", "functional-key",

@@ -22,6 +22,7 @@ from hansa import FedV
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
 OPEN = "matches = 100\nscores = true"
+OPS = 'ops = ["route-*", "split-order", "split-same", "describe"]'  # those that agree on the rows, and no others
 METHODS: dict[str, Any] = {
     "encrypted": VerticalLinear(match="same", batch=20, coordinator=2, key_bits=1024, lr=0.5),
     "svm": VerticalLinear(match="same", batch=20, coordinator=2, key_bits=1024, lr=0.2, loss="svm"),
@@ -75,7 +76,7 @@ def test_the_aggregator_stores_no_label_column_weight_or_key(league: League) -> 
 @pytest.mark.parametrize(
     ("who", "policy", "reason"),
     [
-        ("cid", 'ops = ["route-*", "split-order", "describe"]', "its policy does not accept the op 'linear-train'"),
+        ("cid", OPS, "its policy does not accept the op 'linear-train'"),
         ("ann", "[limits]\nparameters = 3", "its policy gives an ask at most 3 parameters"),
         ("bob", "[privacy]\ndp = true", "its policy requires differential privacy"),
     ],

@@ -27,6 +27,7 @@ from hansa.vertical.split import Split
 pytestmark = pytest.mark.usefixtures("quick")
 WIDTHS, HOLDER, PEOPLE, ROUNDS = (2, 4, 1), 1, 40, 2
 BOTTOM, MIDDLE = TwoNN(hidden=4, outputs=3), TwoNN(hidden=3, outputs=2)
+OPS = 'ops = ["route-*", "split-order", "split-same", "describe"]'  # those that agree on the rows, and no others
 SHAPES: dict[str, dict[str, Any]] = {
     "vertical": {},
     "u": {"columns": (HOLDER,), "middle": MIDDLE, "middle_at": 2},
@@ -152,7 +153,7 @@ def test_a_party_that_loses_its_work_in_the_middle_repeats_the_round(league: Lea
     ("policy", "reason"),
     [
         ('models = ["logistic"]', "its policy does not accept the model '2nn'"),
-        ('ops = ["route-*", "split-order", "describe"]', "its policy does not accept the op 'split-train'"),
+        (OPS, "its policy does not accept the op 'split-train'"),
         ("[limits]\nparameters = 10", "its policy gives an ask at most 10 parameters"),
         ("[privacy]\ndp = true", "its policy requires differential privacy"),
         ("[broadcast]\nnorm = 9.0", "its policy checks the models that it is sent"),

@@ -88,7 +88,8 @@ def test_a_batch_is_one_message_per_party_and_parties_do_not_talk_to_each_other(
     run(algorithm(batch=20))
     names = [(ask.verb, ask.op.name, ask.parties) for ask in asks if ask.op is not None]
     batch = [("gather", "fedv-batch", (0, 1, 2)), ("gather", "fedv-key", (3,)), ("gather", "fedv-key", (3,))]
-    assert names == [("route", "split-order", (0, 1, 2)), ("route", "fedv-secrets", (0, 1, 2, 3)), *batch * 2,
+    same = [("route", name, pair) for pair in ((0, 1), (1, 2)) for name in ("split-order", "split-same")]
+    assert names == [*same, ("route", "fedv-secrets", (0, 1, 2, 3)), *batch * 2,
                      ("gather", "fedv-keep", (0, 1, 2))]  # fmt: skip
     secrets = next(ask for ask in asks if ask.op is not None and ask.op.name == "fedv-secrets")
     assert secrets.routes == ((3, 0), (3, 1), (3, 2))  # from the authority alone, once per run

@@ -7,10 +7,13 @@ machine that only trains does not need it.
 from __future__ import annotations
 
 import functools
+import hashlib
+import itertools
 from typing import Any
 
 KEY = 32  # bytes of every key
 NONCE, TAG = 12, 16  # bytes that sealing adds
+PRIME, COEFFICIENT = 2**255 - 19, 486662  # of the curve
 
 
 @functools.lru_cache(maxsize=2)  # a party agrees with one peer after another, and loading a key takes as long as that
@@ -32,12 +35,31 @@ def agree(secret: bytes, public: bytes, transcript: bytes, purpose: str) -> byte
     Both must have the same `transcript` (all that they were told about the sum), or they derive different keys. A
     ValueError if the public key is invalid (a point of small order).
     """
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    shared = _loaded(secret).exchange(X25519PublicKey.from_public_bytes(public))
-    return HKDF(SHA256(), KEY, salt=transcript, info=purpose.encode()).derive(shared)
+    return HKDF(SHA256(), KEY, salt=transcript, info=purpose.encode()).derive(multiplied(secret, public))
+
+
+def hashed(data: bytes) -> bytes:
+    """A public key of data, whose secret key nobody knows.
+
+    It is on the curve and not on its twist, as products of it are: else they would tell which of the two it is on.
+    """
+    for count in itertools.count():
+        digest = hashlib.sha512(b"hansa point" + count.to_bytes(4, "little") + data).digest()
+        u = int.from_bytes(digest, "little") % PRIME
+        if pow(u * (u * u + COEFFICIENT * u + 1), PRIME // 2, PRIME) == 1:
+            break
+    return u.to_bytes(KEY, "little")
+
+
+def multiplied(secret: bytes, public: bytes) -> bytes:
+    """A public key times a secret key; a ValueError if the public key is invalid (a point of small order)."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+    product: bytes = _loaded(secret).exchange(X25519PublicKey.from_public_bytes(public))
+    return product
 
 
 def usable(public: bytes) -> bool:

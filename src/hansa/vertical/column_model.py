@@ -46,7 +46,7 @@ class ColumnModel(Algorithm):
     @property
     def matching_ops(self) -> tuple[OpenOp | Part, ...]:
         """The ops that find the common people."""
-        return ALIGNED if self.match == "psi" else (OpenOp("split-order"),)
+        return ALIGNED if self.match == "psi" else (OpenOp("split-order"), OpenOp("split-same"))
 
     def check(self, problem: Problem) -> None:
         super().check(problem)
