@@ -205,3 +205,5 @@ def test_a_nesting_that_would_use_a_noise_twice_is_refused() -> None:
             TwoModels(inner)
     with pytest.raises(hansa.ConfigError, match="ditto inside ditto"):
         build("local", "ditto", inner={"name": "ditto", "inner": {"name": "dp-sgd"}})
+    with pytest.raises(hansa.ConfigError, match="alternating inside alternating: both would keep the same memory"):
+        build("local", "alternating", inner={"name": "alternating"})

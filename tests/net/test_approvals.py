@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,12 @@ def test_a_job_that_was_not_announced_cannot_be_approved(party: Path) -> None:
 
 # Rules
 
+PRIVATE = AllowedOp("dp-sgd", {"epsilon": 1.0, "delta": 1e-5})
+SIGNED = (AllowedOp("secure-keys", {"active": True}), AllowedOp("secure-masked"))
+CLUSTERS = AllowedOp("cluster-train", {"hidden": True})
+PHASES = AllowedOp("alternating", {"head_epochs": 10_000, "base_epochs": 1})
+OPEN_PHASES = AllowedOp("alternating", {"base_epochs": 1}, {}, ("head_epochs",))
+
 
 @pytest.mark.parametrize("rules, fields, unmet", [
     ({"jobs": ("heart-*",)}, {}, "jobs does not list 'job'"),
@@ -354,6 +361,13 @@ def test_a_job_that_was_not_announced_cannot_be_approved(party: Path) -> None:
     ({"epochs": 2}, {"ops": (AllowedOp("sgd", {}, {}, ("epochs",)),)}, "epochs is 2, and the job allows inf"),
     ({"steps": 5}, {"ops": (AllowedOp("sgd", {"steps": 6}),)}, "steps is 5, and the job allows 6"),
     ({"epochs": 1}, {"ops": (AllowedOp("sgd", {"epochs": 1, "steps": 10**6}),)}, "counts its work in steps"),
+    ({"epochs": 2}, {"work": {"epochs": (1.0, math.nan)}}, "epochs is 2, and the job allows inf"),
+    ({"epochs": 5}, {"ops": (AllowedOp("sgd", {"epochs": 5}), PHASES)}, "epochs is 5, and the job allows 50005"),
+    ({"steps": 5, "epochs": 1}, {"ops": (AllowedOp("sgd", {"steps": 5}), PHASES)}, "steps is 5, and the job allows"),
+    ({"epochs": 5}, {"ops": (AllowedOp("sgd", {"epochs": 5}), OPEN_PHASES)}, "epochs is 5, and the job allows inf"),
+    ({"rounds": 5}, {"trainings": None}, "rounds is 5, and the job may ask to train any number of times per round"),
+    ({"active": True}, {"ops": (*SIGNED, CLUSTERS), "protected": ("secure-masked",)}, "'cluster-train' tells clusters"),
+    ({"min_cohort": 2}, {"ops": (CLUSTERS,), "min_cohort": 3}, "min_cohort is a rule, and 'cluster-train' tells"),
     ({"epochs": 2}, {"work": {"steps": (1.0, 2.0)}}, "counts its work in steps"),
     ({"steps": 1}, {}, "may count its work in epochs"),
     ({"steps": 1}, {"ops": (), "work": {"epochs": (1.0, 10.0)}}, "may count its work in epochs"),
@@ -364,6 +378,10 @@ def test_a_job_that_was_not_announced_cannot_be_approved(party: Path) -> None:
     ({"epsilon": 1.0}, {}, "'sgd' are not differentially private"),
     ({"epsilon": 1.0}, {"ops": (AllowedOp("dp-sgd", {"epsilon": 2.0}),)}, "'dp-sgd' has 2.0"),
     ({"epsilon": 1.0}, {"ops": (AllowedOp("dp-sgd", {"epsilon": None}),)}, "'dp-sgd' has no limit"),
+    ({"epsilon": 1.0}, {"ops": (PRIVATE, CLUSTERS)}, "'cluster-train' are not differentially private"),
+    ({"epsilon": 1.0}, {"ops": (PRIVATE, AllowedOp("mixed"))}, "'mixed' are not differentially private"),
+    ({"epsilon": 1.0}, {"ops": (PRIVATE, AllowedOp("standardise-own"))}, "'standardise-own' are not differentially"),
+    ({"epsilon": 1.0}, {"ops": (AllowedOp("sgd", {"epsilon": 1.0}),)}, "'sgd' are not differentially private"),
     ({"epsilon": 1.0}, {"ops": (AllowedOp("column-moments"),)}, "'column-moments' are not differentially private"),
     ({"epsilon": 1.0}, {"ops": (AllowedOp("dp-sgd", {"epsilon": 1.0, "delta": 0.9}),)}, "'dp-sgd' has 0.9"),
     ({"epsilon": 1.0}, {"ops": (AllowedOp("dp-sgd", {"epsilon": 1.0}, {}, ("delta",)),)}, "'dp-sgd' has no limit"),
@@ -379,13 +397,13 @@ def test_a_manifest_that_meets_all_rules_is_approved() -> None:
     rules = Approve("rules", jobs=("j*",), models=("logistic",), algorithms=("fedavg",), parties=("ann", "b*"),
                     min_parties=2, min_cohort=1, rounds=5, epochs=2, steps=1)  # fmt: skip
     assert rules.unmet(manifest()) == []
-    ops = (
-        AllowedOp("dp-sgd", {"epsilon": 1.0, "delta": 1e-5}),
-        AllowedOp("secure-keys", {"active": True}),
-        AllowedOp("secure-masked"),
-    )
+    ops = (PRIVATE, *SIGNED, AllowedOp("contribution"), AllowedOp("personal"), AllowedOp("apply-standardise"))
     private = manifest(ops=ops, protected=("secure-masked",))
     assert Approve("rules", epsilon=1.0, secure=True, active=True).unmet(private) == []
+    alternating = AllowedOp("alternating", {"head_epochs": 10, "base_epochs": 3})  # as of fedrep with local.epochs = 3
+    assert Approve("rules", epochs=13).unmet(manifest(ops=(AllowedOp("sgd", {"epochs": 3}), alternating))) == []
+    counts = manifest(ops=(AllowedOp("split-counts"),), trainings=None)  # no ask of it trains
+    assert Approve("rules", rounds=5).unmet(counts) == []
 
 
 @pytest.mark.parametrize("other", [

@@ -19,6 +19,7 @@ from hansa.local.solver import Carry, LocalSolver, Sampler
 from hansa.local.step_rule import StepRule
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params, ParamSpec
+from hansa.plumbing.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,16 @@ class Delegating(LocalSolver):
     """Base of solvers around another solver. Subclasses override where training starts, or what is sent."""
 
     inner: LocalSolver = SGD()
+
+    def __post_init__(self) -> None:
+        inner: LocalSolver | None = self.inner
+        while inner is not None:
+            if isinstance(inner, type(self)):
+                raise ConfigError(
+                    f"{self.name} inside {self.name}: both would keep the same memory and use the same noise twice; "
+                    "use one"
+                )
+            inner = getattr(inner, "inner", None)
 
     @property
     def entries(self) -> Entries | None:  # type: ignore[override]

@@ -16,11 +16,10 @@ from hansa.core.quantities import Factor
 from hansa.core.registry import register
 from hansa.local.context import Batch, Context
 from hansa.local.delegating import Delegating
-from hansa.local.solver import Carry, LocalSolver
+from hansa.local.solver import Carry
 from hansa.local.step_rule import StepRule
 from hansa.numerics import rng
 from hansa.numerics.params import Params, ParamSpec
-from hansa.plumbing.errors import ConfigError
 
 CENTRE = "centre"  # in the carry of the own model: lam times the shared model
 DRAWS = 2**34  # folded into a step's key for the noise of the own model
@@ -39,15 +38,6 @@ class TwoModels(Delegating):
     lam: Factor = 1.0
     partner: ClassVar[tuple[str, str] | None] = ("ditto", "whose parties keep a model of their own")
     entries = Delegating.entries
-
-    def __post_init__(self) -> None:
-        inner: LocalSolver | None = self.inner
-        while inner is not None:
-            if isinstance(inner, TwoModels):
-                raise ConfigError(
-                    "ditto inside ditto: both would keep the same own model and use the same noise twice; use one"
-                )
-            inner = getattr(inner, "inner", None)
 
     @property
     def step_rule(self) -> StepRule | None:

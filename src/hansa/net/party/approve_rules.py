@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -12,15 +13,21 @@ from msgspec import Meta
 from hansa.core.data_op import DataOp
 from hansa.core.delivery import Deliver
 from hansa.core.op import Op
-from hansa.core.plain_data import check_numbers, field_types
+from hansa.core.plain_data import check_numbers, field_types, fill
 from hansa.core.predictor import Evaluate
 from hansa.core.quantities import Count, Epsilon
 from hansa.core.registry import registered
+from hansa.core.route_op import Receiving
+from hansa.core.wrapper import Wrapper
+from hansa.local.delegating import Delegating
+from hansa.local.sgd import SGD
 from hansa.net.transport.manifest import AllowedOp, Manifest
 from hansa.plumbing.errors import ConfigError
 
 # The ops of a masked sum with signatures: those with a field `active`, and those that follow them.
 SIGNING, SIGNED = ("secure-keys", "secure-shares"), ("secure-masked", "secure-consistent", "secure-unmask")
+INNER = (Wrapper.budget, Delegating.budget, Receiving.budget)  # of ops whose budget is that of the op inside them
+HUGE = 1e300  # work beyond it cannot be printed
 DELTA = 1e-5  # the largest delta at which the rule `epsilon` approves, unless the owner sets another
 
 
@@ -98,6 +105,8 @@ class Approve:
             yield f"min_cohort is {self.min_cohort}, and the job allows cohorts of {manifest.min_cohort}"
         if self.rounds is not None and manifest.rounds > self.rounds:
             yield f"rounds is {self.rounds}, and the job has {manifest.rounds}"
+        if self.rounds is not None and manifest.trainings is None and any(map(_trains, manifest.ops or ())):
+            yield f"rounds is {self.rounds}, and the job may ask to train any number of times per round"
         for rule in ("epochs", "steps"):
             limit, most = getattr(self, rule), _most(manifest, rule)
             if limit is not None and most > limit:
@@ -108,6 +117,10 @@ class Approve:
             yield f"steps is {self.steps}, and the job may count its work in epochs; the rule epochs bounds them"
 
     def _protection(self, manifest: Manifest) -> Iterator[str]:
+        divided = next((op.name for op in manifest.ops or () if getattr(_class(op), "divides", False)), None)
+        if divided is not None and (self.active or (self.min_cohort or 1) > 1):
+            rule = "active" if self.active else "min_cohort"
+            yield f"{rule} is a rule, and {divided!r} tells clusters apart, perhaps of one party"
         hidden = any(name.startswith("secure-") for name in manifest.protected)
         if (self.secure or self.active) and not hidden:
             yield "the rules require a secure sum, and the job has none"
@@ -122,7 +135,7 @@ def _name(part: Any) -> str:
 
 
 def _most(manifest: Manifest, field: str) -> float:
-    """The largest value of a field of the local solvers that the manifest allows."""
+    """The largest value of a field of the local solvers that the manifest allows, with all phases of a solver."""
     values: list[float | None] = [manifest.work[field][1]] if field in manifest.work else [0.0]
     for op in manifest.ops or ():
         if field in op.fixed and op.fixed[field] is not None:
@@ -132,7 +145,23 @@ def _most(manifest: Manifest, field: str) -> float:
         elif field in op.open:
             values.append(None)
     numbers = [value for value in values if isinstance(value, (int, float))]
-    return float("inf") if len(numbers) < len(values) else max(numbers)
+    most = math.inf if len(numbers) < len(values) else max(numbers)
+    for op in manifest.ops or ():
+        most = _with_phases(op, field, most)
+    return most if most < HUGE else math.inf  # infinite for what is no number, too
+
+
+def _with_phases(op: AllowedOp, field: str, most: float) -> float:
+    """The work of an op whose inner solver does at most this work: a solver may train in several phases."""
+    cls = _class(op)
+    if cls is None or not issubclass(cls, Delegating) or cls.plan is Delegating.plan or not 1 <= most < HUGE:
+        return most
+    try:
+        inner = SGD().at({field: math.ceil(most)})
+        epochs, steps, _, _ = fill(cls, {**op.fixed, "inner": inner}, op.name).plan
+    except ConfigError:  # no ask can have these fields
+        return math.inf
+    return math.inf if op.ranges or op.open else steps if field == "steps" else epochs
 
 
 def _allows(manifest: Manifest, field: str) -> bool:
@@ -173,20 +202,36 @@ def _epsilon(ops: Sequence[AllowedOp], limit: float, delta: float) -> Iterator[s
     for op in ops:
         if "delta" in op.open or "delta" in op.ranges or not _at_most(op.fixed.get("delta", 0.0), delta):
             yield f"delta is at most {delta:g}, and {op.name!r} has {op.fixed.get('delta', 'no limit')}"
-        epsilon = op.fixed.get("epsilon")
-        if "epsilon" in op.fixed or "epsilon" in op.open or "epsilon" in op.ranges:
+        epsilon, cls = op.fixed.get("epsilon"), _class(op)
+        if cls is not None and "epsilon" in field_types(cls):  # a manifest may list fields that an op does not have
             if not _at_most(epsilon, limit):
                 yield f"epsilon is {limit:g}, and {op.name!r} has {'no limit' if epsilon is None else epsilon}"
-        elif _reads_samples(op.name):
+        elif _reads_samples(op):
             yield f"epsilon is {limit:g}, and the replies of {op.name!r} are not differentially private"
 
 
-def _reads_samples(name: str) -> bool:
-    """Whether the reply of an op depends on training samples, and not only on the reply of an op inside it."""
-    if name in registered("transform"):
+def _class(op: AllowedOp) -> type[Op] | None:
+    """The class of an op or a local solver; None for transforms, and for a part of somebody's own."""
+    cls = registered("local").get(op.name) or registered("op").get(op.name)
+    return cls if cls is not None and issubclass(cls, Op) else None
+
+
+def _trains(op: AllowedOp) -> bool:
+    """Whether an op trains. Of an op around another one, the manifest lists the inner one too."""
+    if op.name in registered("transform"):
         return False
-    cls = registered("local").get(name) or registered("op").get(name)
-    if cls is None or not issubclass(cls, Op):  # a part of somebody's own
+    cls = _class(op)
+    return cls is None or op.name in registered("local") or (not issubclass(cls, Wrapper) and cls.update is not None)
+
+
+def _reads_samples(op: AllowedOp) -> bool:
+    """Whether an op reads training samples without the budget of the op inside it."""
+    if op.name in registered("transform"):
+        return False
+    cls = _class(op)
+    if cls is None:  # a part of somebody's own
         return True
-    return not (cls.serves or "inner" in field_types(cls) or issubclass(cls, (DataOp, Evaluate, Deliver))
-                or name == "describe")  # fmt: skip
+    if issubclass(cls, DataOp):
+        return cls.learns
+    return not (cls.serves is True or cls.budget in INNER or issubclass(cls, (Evaluate, Deliver))
+                or op.name == "describe")  # fmt: skip
