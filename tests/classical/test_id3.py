@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hansa
-from hansa.classical.counts import codes
+from hansa.classical.counts import codes, route
 
 Rows = list[tuple[list[int], int]]
 Node = tuple[tuple[int, ...], int | None, dict[float, Any]]  # label counts, the feature split on, branches by value
@@ -213,6 +213,17 @@ def test_a_missing_party_leaves_the_tree_of_the_others() -> None:
     missing = tree_of(x, y, owner, absent=lambda party, round: party == 3)
     assert without["domain"] == missing["domain"]
     assert torch.equal(without["counts"], missing["counts"])
+
+
+def test_groups_of_fewer_rows_than_a_party_allows_are_counted_with_the_largest_branch() -> None:
+    drawn = np.random.default_rng(2)
+    coded = torch.from_numpy(drawn.integers(-1, 4, size=(60, 3)))
+    feature = torch.tensor([0, 1, 2, 1, -1, -1, -1, -1])  # of the root, and so on; the branch of code 3 is missing
+    child = torch.tensor([[1, 2, 3, -1], [4, 5, -1, -1], [6, 6, 7, -1], [-1, 4, 5, 7], *[[-1] * 4] * 4])
+    reached = {small: route(coded, feature, child, stop_short=False, small=small) for small in (1, 8)}
+    sizes = {small: torch.bincount(node + 1, minlength=9) for small, node in reached.items()}
+    assert 0 < int(sizes[1][sizes[1] > 0].min()) < 8 <= int(sizes[8][sizes[8] > 0].min())
+    assert int(sizes[8].sum()) == 60  # the rows of missing branches are a group too
 
 
 def test_only_counts_leave_a_party() -> None:

@@ -11,6 +11,7 @@ import torch
 from league import samples
 from test_workload import LIMITS, answer
 
+from hansa.classical.counts import SplitCounts
 from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.histograms import GradientHistograms
 from hansa.classical.trees.table import TreeArrays, TreeTable
@@ -44,6 +45,19 @@ def test_a_party_sends_no_sums_of_fewer_rows_than_its_policy_allows(policy: str,
     assert counts.tolist() == [n - fewest, fewest]
     with pytest.raises(ConfigError, match="min_rows must be at least 1, got 0"):
         Policy(min_rows=0)
+
+
+@pytest.mark.parametrize(("policy", "fewest"), [(LIMITS, 2), ("min_rows = 5\n" + LIMITS, 0)])
+def test_a_party_counts_no_node_of_id3_with_fewer_rows_than_its_policy_allows(
+    policy: str, fewest: int, tmp_path: Path
+) -> None:
+    x = np.asarray(samples(0)[0][0], dtype=np.float64)
+    domain = [{"cuts": [float(np.sort(x[:, 0])[-3])]}, {"cuts": []}, {"cuts": []}]
+    tree = {"feature": torch.tensor([0, -1, -1]), "child": torch.tensor([[1, 2], [-1, -1], [-1, -1]])}
+    said = answer(tmp_path / "home", SplitCounts((1, 2), 3, 2, 2), {"domain": domain, **tree}, policy)
+    assert isinstance(said, Reply), said
+    assert said.tensors["totals"].sum(1).tolist() == [len(x) - fewest, fewest]
+    assert said.tensors["splits"].sum((1, 2, 3)).tolist() == [3 * (len(x) - fewest), 3 * fewest]
 
 
 def test_a_party_refuses_sums_that_do_not_fit_its_memory(tmp_path: Path) -> None:

@@ -31,8 +31,13 @@ def codes(x: Tensor, domain: list[dict[str, Any]]) -> Tensor:
     return out
 
 
-def route(coded: Tensor, feature: Tensor, child: Tensor, stop_short: bool = True) -> Tensor:
-    """The node that each sample reaches. If its branch is missing: the node above, or -1 without `stop_short`."""
+def route(coded: Tensor, feature: Tensor, child: Tensor, stop_short: bool = True, small: int = 1) -> Tensor:
+    """The node that each sample reaches. If its branch is missing: the node above, or -1 without `stop_short`.
+
+    With `small` above 1, samples of a branch with fewer of them go with the largest branch of the node, of which one
+    that is missing counts too: every group that remains, and the difference of nested ones, has none or at least
+    `small`, where there are that many samples.
+    """
     feature, child = feature.to(coded.device), child.to(coded.device)
     node = torch.zeros(len(coded), dtype=torch.int64, device=coded.device)
     moving = torch.ones_like(node, dtype=torch.bool)
@@ -43,12 +48,23 @@ def route(coded: Tensor, feature: Tensor, child: Tensor, stop_short: bool = True
             return node
         value = coded.gather(1, split.clamp(min=0)[:, None]).squeeze(1)
         below = torch.where(value >= 0, child[node.clamp(min=0), value.clamp(min=0)], -1)
+        if small > 1:
+            below[moving] = _with_largest(node[moving], below[moving], small)
         lost = moving & (below < 0)
         node = torch.where(moving & ~lost, below, node)
         if not stop_short:
             node = torch.where(lost, -1, node)
         moving = moving & ~lost
     raise PartyError("malformed tree: a node is below itself")
+
+
+def _with_largest(node: Tensor, below: Tensor, small: int) -> Tensor:
+    """The branch of each sample; small groups join the largest one of their node."""
+    groups, which, sizes = torch.unique(torch.stack([node, below]), dim=1, return_inverse=True, return_counts=True)
+    by_size = torch.argsort(sizes, stable=True)
+    largest = dict(zip(groups[0, by_size].tolist(), groups[1, by_size].tolist(), strict=True))  # the last one counts
+    joined = torch.tensor([largest[at] for at in groups[0].tolist()], device=below.device)
+    return torch.where(sizes < small, joined, groups[1])[which]
 
 
 EDGES = Several(of=Number(), optional=True)
@@ -104,7 +120,7 @@ class SplitCounts(Op):
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:
         x, y = party.samples("statistics")
         coded = codes(x, payload["domain"])
-        node = route(coded, payload["feature"], payload["child"], stop_short=False)
+        node = route(coded, payload["feature"], payload["child"], False, party.min_rows)
         splits = torch.zeros(len(self.nodes), self.features, self.width, self.classes, dtype=torch.int64)
         totals = torch.zeros(len(self.nodes), self.classes, dtype=torch.int64)
         for i, wanted in enumerate(self.nodes):
