@@ -64,7 +64,7 @@ class Unstated(Asked):
 
 
 FITS: list[tuple[PayloadEntry, list[Any], list[Any]]] = [
-    (Number(), [0, 1.5, -(10**40)], [math.nan, math.inf, True, "1", None, VECTOR]),
+    (Number(), [0, 1.5, -(10**40)], [10**400, math.nan, math.inf, True, "1", None, VECTOR]),
     (Number(whole=True, least=0, most=5), [0, 5], [-1, 6, 1.0, False]),
     (Number(above=0, none=True), [None, 1e-9], [0, -1]),
     (Number(whole=True, size="dim"), [3], [2, 4]),

@@ -101,6 +101,10 @@ def test_a_name_that_is_no_text_is_refused_whatever_stands_beside_it(local: Any,
         ("local.epochs", 0, "epochs must be at least 1, got 0"),
         ("local.lr", -1.0, "lr must be above 0, got -1"),
         ("local.lr", float("nan"), "expected a number, got nan"),
+        pytest.param(
+            "local.lr", 10**400, "lr: the whole number is too large; at most 1.79769e+308 is allowed", id="large"
+        ),
+        pytest.param("local.batch", -(10**400), "batch: the whole number is too large", id="small"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_would_be_right(field: str, value: Any, expected: str) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from hansa.core.fields import Owner
+from hansa.core.fields import MOST, Owner
 from hansa.plumbing.errors import ConfigError, DataError, PartyError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Number(PayloadEntry):
             return self.none
         if isinstance(value, bool) or not isinstance(value, int if self.whole else (int, float)):
             return False
-        fits = self.least <= value <= self.most and self.above < value < math.inf
+        fits = self.least <= value <= self.most and self.above < value and abs(value) <= MOST
         return fits and (not self.size or sizes.setdefault(self.size, value) == value)
 
 

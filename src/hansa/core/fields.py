@@ -10,6 +10,7 @@ follow from the statement. A part of a request whose numbers say nothing cannot 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ SIGNS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "multiple_of": ("a multiple of", lambda value, bound: value % bound == 0),
 }
 
-
+MOST = sys.float_info.max  # of a whole number too, where it may become a float
 REQUESTED = ("op", "local", "transform", "schedule", "metric", "fusion")  # the kinds of parts of a request
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from hansa.core.applies import idle
-from hansa.core.fields import LimitError, check_limits, plain, stated_types, statements
+from hansa.core.fields import MOST, LimitError, check_limits, plain, stated_types, statements
 from hansa.core.registry import Part, lookup, nameless, noun, readers, registered
 from hansa.plumbing.errors import ConfigError, nearest
 
@@ -204,6 +204,8 @@ def convert(value: Any, hint: Any, where: str, default: Any = None) -> Any:
             return tuple(convert(v, inner, f"{where}[{i}]") for i, v in enumerate(value))
     elif isinstance(hint, type) and issubclass(hint, Part):
         return _nested(value, hint, where, default)
+    elif hint in (int, float) and isinstance(value, int) and abs(value) > MOST:
+        raise LimitError(f"{where}: the whole number is too large; at most {MOST:g} is allowed")
     elif hint is float:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
