@@ -122,6 +122,13 @@ def test_a_party_begins_on_the_public_samples_and_then_on_its_own_and_sends_scor
     assert torch.equal(same["own/w"], memory["own/w"]) and torch.equal(again.tensors["w"], reply.tensors["w"])
 
 
+def test_work_in_the_payload_replaces_that_of_the_first_training_on_own_samples() -> None:
+    one, beginning = party(public=PublicSamples(*PUBLIC)), {**MODEL, "begin": True}
+    asked, wanted = (PublicScores(10, 24, 4, public=WHOLE, private=each) for each in (WHOLE.at({"lr": 0.7}), WHOLE))
+    (_, memory), (_, same) = asked.run(one, {**beginning, "work": {"lr": 0.3}}, {}), wanted.run(one, beginning, {})
+    assert torch.equal(memory["own/w"], same["own/w"])
+
+
 def test_the_consensus_is_the_mean_of_the_parties_scores() -> None:
     result = run(1, private_epochs=0, public_epochs=0, align=10)
     models = result.training.holdings.models
@@ -308,6 +315,7 @@ def test_a_party_declines_to_begin_without_leave_and_declares_the_work() -> None
     with pytest.raises(PartyError, match="it has no model yet, and this ask does not let it begin one"):
         op.run(party(), MODEL, {})
     assert op.demands(8, {**MODEL, "begin": True}) == {"epochs": 3, "steps": 3 * 5 + 2 * 2 + 1}
+    assert op.demands(8, {**MODEL, "begin": True, "work": {"epochs": 4}}) == {"epochs": 4, "steps": 3 * 5 + 4 * 2 + 1}
     assert op.demands(8, MODEL) == {"steps": 1}
     learn = DigestAndRevisit(hansa.SGD(epochs=2, batch=4), hansa.SGD(epochs=5, batch=3), align=10)
     assert learn.demands(8, {}) == {"epochs": 5, "steps": 5 * 4 + 2 * 2}

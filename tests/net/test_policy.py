@@ -158,6 +158,8 @@ def test_its_own_work_goes_before_what_it_is_told(tmp_path: Path) -> None:
     assert found.payload(build("local", "personal"), {}) == {"work": {"steps": None, "lr": 0.5, "epochs": 2}}
     for name in ("pfnm-train", "fedma-train", "fedmd-learn"):  # ops that have a local solver
         assert found.payload(build("op", name), {}) == {"work": {"steps": None, "lr": 0.5, "epochs": 2}}
+    scores = PublicScores(1, 5, 2, private=SGD(batch=1))
+    assert policy(tmp_path, "own = {batch = 32}").payload(scores, {"begin": True})["work"] == {"batch": 32}
     assert found.payload(Evaluate("network"), told) is told
     assert found.payload(build("local", "gradient"), told) is told
     assert Policy().payload(SGD(), told) is told

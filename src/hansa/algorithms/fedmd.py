@@ -61,7 +61,7 @@ class PublicScores(Op):
     public: LocalSolver | None = None
     private: LocalSolver | None = None
     update: ClassVar[str | None] = "w"
-    entries = stated(model=ANY_MODEL, begin=Flag(optional=True))
+    entries = stated(model=ANY_MODEL, begin=Flag(optional=True), work=WORK_ENTRY)
 
     def __post_init__(self) -> None:
         if self.align > self.samples:
@@ -78,13 +78,13 @@ class PublicScores(Op):
         if not own_model.known(memory):
             if not payload.get("begin"):
                 raise PartyError("it has no model yet, and this ask does not let it begin one")
-            memory = own_model.remember(memory, self._pretrained(party, known))
+            memory = own_model.remember(memory, self._pretrained(party, known, payload.get("work") or {}))
         else:
             party.data.admit("statistics")  # the aggregator chooses public samples: each answer tells of the own ones
         scores = party.objective.outputs(own_model.recall(party, memory), aligned(party, self.align))
         return Reply({"w": scores.clamp(-self.max_score, self.max_score).flatten()}, weight=party.n), memory
 
-    def _pretrained(self, party: Party, known: PublicSamples) -> Params:
+    def _pretrained(self, party: Party, known: PublicSamples, work: Mapping[str, Any]) -> Params:
         model = party.initial()
         if self.public is not None:
             if known.y is None:
@@ -92,7 +92,7 @@ class PublicScores(Op):
             gateway = SampleGateway((known.x, known.y))
             model, _ = trained(self.public, stage(party, "public pretraining", data=gateway), model)
         if self.private is not None:
-            model, _ = trained(self.private, stage(party, "private pretraining"), model)
+            model, _ = trained(self.private.at(work), stage(party, "private pretraining"), model)
         return model
 
     def expects(self, payload: Payload) -> dict[str, Shape]:
@@ -101,7 +101,7 @@ class PublicScores(Op):
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         begins = payload.get("begin")
         public = self.public.demands(self.samples, {}) if begins and self.public is not None else {}
-        private = self.private.demands(n, {}) if begins and self.private is not None else {}
+        private = self.private.demands(n, payload) if begins and self.private is not None else {}
         return together(public, private, {"steps": 1})
 
 

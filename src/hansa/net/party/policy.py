@@ -345,8 +345,8 @@ class Policy:
     def payload(self, op: Op, payload: Payload) -> Payload:
         """The payload with the party's own learning rate, batch size and amount of work, where the op has them."""
         inner = unwrap(op)[1]
-        solver = inner if isinstance(inner, LocalSolver) else getattr(inner, "local", None)
-        if not isinstance(solver, LocalSolver) or not inner.paced:
+        solver = inner if isinstance(inner, LocalSolver) else getattr(inner, "local", getattr(inner, "private", None))
+        if not isinstance(solver, LocalSolver) or not solver.paced:
             return payload
         own = {name: value for name, value in self.own.items() if solver.has(name)}
         if not own:
