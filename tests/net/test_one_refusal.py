@@ -21,10 +21,12 @@ from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.private import PrivateHistograms
 from hansa.classical.trees.table import TreeTable
 from hansa.core.ask import op_config
+from hansa.core.entries import stated
 from hansa.core.op import Memory, Op, Party, Payload, Reply
 from hansa.core.plain_data import build
 from hansa.core.quantities import AnyCount
 from hansa.core.registry import register
+from hansa.core.route_op import RouteOp
 from hansa.local import SGD
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import PREFIX, FineTune
@@ -36,6 +38,9 @@ from hansa.net.transport.wire import Blob, Work
 from hansa.plumbing import codec
 from hansa.plumbing.errors import AlgorithmError, ConfigError, DataError, NotAdmitted, OutOfRange, PartyError
 from hansa.plumbing.stopping import Halted
+from hansa.secure.routing import RouteReceive
+from hansa.transforms import TopK
+from hansa.transforms.downlink import packed_form
 
 TASK: dict[str, Any] = {
     "model": "logistic", "dtype": "float64", "shape": [3], "outputs": 2, "loss": "cross_entropy", "classes": 2,
@@ -90,9 +95,10 @@ class Asker:
         self.worker = Worker(self.store, preparer(((x, y), None)), agent=agent)
 
     def __call__(
-        self, op: Op, payload: Any = None, round: int = 0, task: Any = TASK, job: str = "job-1"
+        self, op: Op, payload: Any = None, round: int = 0, task: Any = TASK, job: str = "job-1", **more: Any
     ) -> Reply | str:
-        message = {"op": op_config(op), "payload": {"model": MODEL} if payload is None else payload, "round": round}
+        payload = {"model": MODEL} if payload is None else payload
+        message = {"op": op_config(op), "payload": payload, "round": round, **more}
         about = {"task": task, "preparations": []}
         blobs = [Blob(hashlib.sha256(data).hexdigest(), len(data)) for data in map(codec.encode, (message, about))]
         work = Work(job, "job", 0, round, "round", 0, *blobs, None, None, None, 1)
@@ -128,6 +134,16 @@ def test_any_error_after_a_reading_is_the_same_refusal_and_counted(
     assert here(FineTune(Failing(error=error))) == REFUSAL and here.declined == 1
     assert "a label is 41" in caplog.text, "the owner learns the reason"
     assert here(FineTune(Failing(error=error))) == REFUSAL and here.declined == 1, "the same ask counts once"
+
+
+def test_the_transform_of_a_packed_model_lies_in_the_owners_ranges(party: Callable[..., Asker]) -> None:
+    here = party("[ranges]\nshare = [0.1, 1.0]")
+    nobody: Any = None
+    packed = [
+        packed_form(each, each.pack(nobody, "w", MODEL["w"], {})[0], 8) for each in (TopK(share=0.05), TopK(share=0.5))
+    ]
+    assert "requires a share of 0.1 to 1, and the job has 0.05 in 'top-k'" in str(here(SGD(), packed=packed[0]))
+    assert isinstance(here(SGD(), packed=packed[1]), Reply)
 
 
 @pytest.mark.parametrize("error", ["party", "data", "time", "admission"])
@@ -183,6 +199,25 @@ def test_a_failure_with_memory_counts_as_one_after_a_reading(party: Callable[...
     assert isinstance(here(FineTune(SGD())), Reply)
     here.worker._memory.recall = lambda *_: {f"{PREFIX}w": torch.ones(8)}  # type: ignore[method-assign]
     assert here(FineTune(Failing(error="party", early=True)), round=1) == REFUSAL and here.declined == 1
+
+
+@register("test-receiving")
+@dataclass(frozen=True)
+class Receiving(RouteOp):
+    """Fail when messages arrive, as the party's memory says."""
+
+    entries = stated()
+
+    def receive(self, party: Party, payload: Payload, inbox: Any, memory: Memory) -> tuple[None, Memory]:
+        raise PartyError(f"a label is {int(memory['label'])}")
+
+
+def test_a_receiver_without_a_reply_that_fails_with_memory_is_declined_and_counted(party: Callable[..., Asker]) -> None:
+    here = party("[privacy]\ndp = true")
+    here.worker._memory.recall = lambda *_: {"label": torch.tensor(41)}  # type: ignore[method-assign]
+    assert (
+        here(RouteReceive(Receiving()), {"route": {"senders": torch.zeros(0).long()}}) == REFUSAL and here.declined == 1
+    )
 
 
 def test_a_model_that_the_owner_bounds_is_no_decline_although_there_is_memory(party: Callable[..., Asker]) -> None:

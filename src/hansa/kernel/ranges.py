@@ -45,8 +45,8 @@ class Ranges:
             own[name] = (float(numbers[0]), float(numbers[1]))
         return cls(own)
 
-    def refuses(self, op: Op, n: int, payload: Payload) -> str | None:
-        """Why a number of a request to a party with n samples is out of range, or None."""
+    def refuses(self, op: Part, n: int, payload: Payload) -> str | None:
+        """Why a number of a request (an op, or the transform of its model) is out of range at n samples, or None."""
         work = payload.get("work") or {}
         for part in nested_parts(op):
             for name, hint in stated_types(type(part)).items():
@@ -109,7 +109,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _entry_owners(op: Op) -> Iterator[tuple[str, Owner]]:
+def _entry_owners(op: Part) -> Iterator[tuple[str, Owner]]:
     """What the payload entries of an op, and of the ops inside it, say about the owner's range of a number."""
     for part in nested_parts(op):
         for name, entry in (getattr(part, "entries", None) or {}).items():

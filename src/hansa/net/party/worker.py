@@ -170,7 +170,8 @@ class Worker:
         _admit_if(policy.refuses_op(op) or policy.refuses_model(settings.get("model")))
         _admit_if(policy.refuses_augment(settings.get("augment")) or policy.refuses_architecture(message["payload"]))
         if "packed" in message:
-            _admit_if(policy.refuses_op(transform_of(message["packed"])))
+            packed = transform_of(message["packed"])
+            _admit_if(policy.refuses_op(packed) or policy.ranges.refuses(packed, 0, {}))
         _admit_if(policy.refuses_several(op, message, settings))
         manifest = self._approved(work) if policy.approve.needed else None
         _admit_if(policy.refuses_weights(op, message["payload"]))
@@ -251,7 +252,7 @@ class Worker:
         with booked.rule as rule:
             trains = any(isinstance(part, (LocalSolver, SessionOp)) and not part.evaluates for part in parts(op))
             seen = self._check_model(work, booked) if trains else None
-            if memory and not op.serves:  # made from samples: what the op does with it may depend on them
+            if memory and not unwrap(op)[1].serves:  # made from samples: what the op does may depend on them
                 rule.begin()
             if isinstance(op, Deliver):
                 own_models.keep(self._memory, work.job, party, op.used_by, payload, memory, booked.settings,
