@@ -36,6 +36,7 @@ from hansa.transforms.transform import memory_entries, recalled
 class SettleTopK(Op):
     """Take back what the aggregator did not use, and measure three models on one training sample drawn each round.
 
+    A party whose sums must be hidden measures them on as many samples as its policy requires (`Party.min_drawn`).
     `key` names the party's memory of what it sent. The models are that of the payload, and it with either of two sparse
     changes. A loss has no bound.
     """
@@ -59,11 +60,15 @@ class SettleTopK(Op):
         model = Params(**payload["model"])
         changed = [_changed(model.w, payload, name) for name in ("used", "probe")]
         x, y = party.samples("statistics")
-        at = int(party.rng("settle-top-k").integers(party.n))
-        x, y, objective = x[at : at + 1], y[at : at + 1], party.objective
+        rows = party.rng("settle-top-k").integers(party.n, size=1)
+        if party.rows_secret:
+            rows = party.some_rows(party.rows_key("settle-top-k", 0), 1)
+        at, objective = torch.from_numpy(rows).to(x.device), party.objective
+        x, y = x[at], y[at]
         outputs = [objective.outputs(model._replace(w=w), x) for w in (model.w, *changed)]
-        losses = torch.stack([party.weighted(objective.loss_of(output, y), slice(at, at + 1)).double().mean()
-                              for output in outputs])  # fmt: skip
+        losses = torch.stack(
+            [party.weighted(objective.loss_of(output, y), at).double().mean() for output in outputs]
+        )
         kept = memory_entries(self.key, returned(before, payload["used_places"]))
         return Reply({"losses": losses.cpu()}), {**memory, **kept}
 

@@ -207,6 +207,20 @@ class Party:
             drawn = int.from_bytes(secret, "little", signed=True)
         return rng.uniforms(drawn, self.n)
 
+    def rows_key(self, purpose: str, public: int) -> int:
+        """The key by which an ask draws rows: `public`, or with a privacy floor one that only this party knows.
+
+        An aggregator that knew the rows of many answers would solve for those of single samples.
+        """
+        if not self.rows_secret:
+            return public
+        return int.from_bytes(self.private(purpose, self.rows_secret.hex())[:8], "little", signed=True)
+
+    def some_rows(self, key: int, size: int) -> np.ndarray[Any, Any]:
+        """`size` rows drawn by a key: with `min_drawn` at least so many, and all if it would leave out fewer."""
+        size = max(size, self.min_drawn)
+        return rng.shuffled(key, self.n)[: size if size + self.min_drawn <= self.n else self.n]
+
     def draws(self, key: int, stream: int, share: float) -> np.ndarray[Any, Any]:
         """Which training samples an ask draws; NotAdmitted if it draws or leaves out fewer than `min_drawn`."""
         chosen: np.ndarray[Any, Any] = self.row_draws(key, stream, share) < share

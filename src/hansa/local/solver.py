@@ -26,7 +26,7 @@ from hansa.local.step_rule import StepRule
 from hansa.numerics import rng
 from hansa.numerics.objective import Objective
 from hansa.numerics.params import Params, ParamSpec
-from hansa.plumbing.errors import ConfigError
+from hansa.plumbing.errors import ConfigError, NotAdmitted
 from hansa.plumbing.stopping import go_on
 
 Carry = dict[str, Tensor]  # state of a solver between the steps of one round
@@ -149,15 +149,25 @@ class LocalSolver(Op):
         if self.sampler == "poisson":
             own, rate = rng.folded(rng.key(seed, "poisson", round), party), self.rate_of(n)
             return self._joining(n, lambda step: np.flatnonzero(rng.uniforms(rng.folded(own, step), n) < rate))
+        return self._shuffled(n, rng.folded(rng.key(seed, "shuffle", round), party))
+
+    def _shuffled(self, n: int, key: int, fewest: int = 0) -> list[np.ndarray[Any, Any]]:
+        """The samples of each step, where a key shuffles each epoch.
+
+        With `fewest`, batches have at least so many samples, and the last ones of an epoch join the others: a short
+        batch would weigh its samples more, and a dropped one would leave them out.
+        """
         epochs, steps, size, drop_last = self.plan
-        size = n if size is None else min(size, n)
+        size = n if size is None else min(max(size, fewest), n)
         out: list[np.ndarray[Any, Any]] = []
-        base, epoch = rng.key(seed, "shuffle", round), 0
+        epoch = 0
         while (epoch < epochs) if steps is None else (len(out) < steps):
             go_on()
-            order = rng.shuffled(rng.folded(base, party, epoch), n) if size < n else np.arange(n)
+            order = rng.shuffled(rng.folded(key, epoch), n) if size < n else np.arange(n)
             pieces = [order[at : at + size] for at in range(0, n, size)]
-            if drop_last and len(pieces) > 1 and len(pieces[-1]) < size:
+            if fewest:
+                pieces = np.array_split(order, n // size)
+            elif drop_last and len(pieces) > 1 and len(pieces[-1]) < size:
                 pieces.pop()
             out.extend(pieces)
             epoch += 1
@@ -167,12 +177,25 @@ class LocalSolver(Op):
         """The indices of the samples of each step at a party.
 
         Poisson sampling draws from the party's secret, if it has one: its privacy guarantee holds only while nobody
-        knows which samples joined a step.
+        knows which samples joined a step. With a privacy floor, so do shuffled epochs (`Party.rows_key`). NotAdmitted
+        if a solver with batches of its own uses fewer samples than the floor allows.
         """
         n = party.n
         if self.sampler == "poisson" and party.secret:
             return self._joining(n, lambda step: poisson_sample(party.private("poisson", step), n, self.rate_of(n)))
-        return self.batches(n, party.seed, party.round, party.id)
+        if self.sampler != "shuffle" or not party.rows_secret:
+            return self.batches(n, party.seed, party.round, party.id)
+        key = party.rows_key("batches", 0)
+        if not self.own_batches:
+            return self._shuffled(n, key, party.min_drawn)
+        out = self.batches(n, key, party.round, party.id)
+        fewest = min(party.min_drawn, n)
+        if fewest and (min(map(len, out)) < fewest or len(np.unique(np.concatenate(out))) < n):
+            raise NotAdmitted(
+                f"its policy requires that each step of {self.name!r} uses at least {fewest} samples, and that the "
+                "steps together leave out none"
+            )
+        return out
 
     def _joining(self, n: int, draw: Callable[[int], np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         """The samples of each step, drawn by its number."""
@@ -237,11 +260,11 @@ class LocalSolver(Op):
         if "work" in payload:
             rest = {name: value for name, value in payload.items() if name != "work"}
             return self.at(payload["work"]).train(party, rest, memory, rule)
+        batches = self.drawn(party) if party.n else []
         x, y = party.rows("train")
         objective = party.objective
         model = Params(*(payload["model"][name].to(objective.device) for name in Params._fields))
         self.prepare(objective, x if isinstance(x, Tensor) else x[:1], y)
-        batches = self.drawn(party)
         load = functools.cache(lambda: Batch(whole(x), y, None))
         base = rng.folded(rng.key(party.seed, "step", party.round), party.id)
         keys = rng.step_keys(base, len(batches)).to(objective.device)

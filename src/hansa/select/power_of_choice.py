@@ -44,8 +44,8 @@ class Loss(Op):
         x, y = party.samples("statistics")
         rows: Any = slice(None)
         if self.batch is not None and self.batch < party.n:
-            key = rng.folded(rng.key(party.seed, "candidate", party.round), party.id)
-            rows = torch.from_numpy(rng.shuffled(key, party.n)[: self.batch]).to(x.device)
+            key = party.rows_key("candidate", rng.folded(rng.key(party.seed, "candidate", party.round), party.id))
+            rows = torch.from_numpy(party.some_rows(key, self.batch)).to(x.device)
             x, y = x[rows], y[rows]
         predictor: Predictor = build("predictor", self.predictor)
         own = predictor.own(party, payload, memory)
