@@ -21,6 +21,7 @@ from hansa.core.registry import registered
 from hansa.kernel.grid import Grid
 from hansa.local import DPSGD, SGD
 from hansa.local.finetune import FineTune
+from hansa.local.halves import Halves
 from hansa.net.party.after_reading import REFUSAL
 from hansa.net.party.vault import PartyVault
 from hansa.numerics import rng
@@ -142,6 +143,29 @@ def test_an_ask_draws_and_leaves_out_enough_rows(party: Party) -> None:
     for share in (1e-9, 0.2, 0.95):
         with pytest.raises(NotAdmitted, match="draws at least 10 of its samples and leaves out none"):
             here.draws(5, 2, share)
+
+
+@pytest.mark.parametrize("solver", [SGD(batch=4, epochs=2), SGD(batch=11), SGD(batch=4, steps=1), SGD(batch=23)])
+def test_batches_under_a_floor_are_secret_and_large(party: Party, solver: SGD) -> None:
+    public = solver.batches(party.n, party.seed, party.round, party.id)
+    assert all(map(np.array_equal, solver.drawn(party), public))
+    here = dataclasses.replace(party, rows_secret=b"1" * 32, min_drawn=10, secret=b"1" * 32)
+    batches, again = solver.drawn(here), solver.drawn(dataclasses.replace(here))
+    assert all(map(np.array_equal, batches, again)) and min(map(len, batches)) >= 10
+    used = len(np.unique(np.concatenate(batches)))
+    assert used == party.n or used <= party.n - 10
+    if used < party.n or len(batches) > 1:
+        other = dataclasses.replace(here, secret=b"2" * 32)
+        assert len({tuple(one[0]) for one in (public, batches, solver.drawn(other))}) == 3
+
+
+def test_few_rows_under_a_floor_are_not_left_out_or_used_alone(party: Party) -> None:
+    here = dataclasses.replace(party, rows_secret=b"1" * 32, min_drawn=10)
+    assert [len(here.some_rows(5, size)) for size in (1, 12, 15, 23)] == [10, 12, party.n, party.n]
+    model = {"model": MODEL}
+    for solver in (Halves(batch=4), DPSGD(batch=4, sigma=0.0)):
+        with pytest.raises(NotAdmitted, match="its policy requires"):
+            solver.run(here, model, {})
 
 
 @pytest.mark.usefixtures("valid")

@@ -38,6 +38,7 @@ from hansa.plumbing.errors import ConfigError, RoundAborted
 from hansa.replies.replies import combine
 from hansa.replies.reply_checks import Rules
 from hansa.secure import Masking
+from hansa.transforms import Packed
 
 NAMES = ("ann", "bob", "cid", "dan")
 ANN = 0
@@ -59,7 +60,7 @@ class Home:
     def answer(self, ask: Ask, message: Message, task: Message) -> Reply | str:
         store = PartyStore(self.folder)
         blobs = [Blob(hashlib.sha256(codec.encode(tree)).hexdigest(), 100) for tree in (message, task)]
-        work = Work("job-1", "job", self.number, 0, "round", ask.index, *blobs, None, self.tip, None, 3)
+        work = Work("job-1", "job", self.number, ask.round, "round", ask.index, *blobs, None, self.tip, None, 3)
         try:
             reply, staged = Worker(
                 store, preparer((samples(self.number)[0], None), store.policy.limits.parameters)
@@ -79,14 +80,14 @@ class Aggregator:
     tasks: Callable[[int, str], Message] = lambda party, op: {"task": TASK, "preparations": []}
     said: list[tuple[str, int, Reply | str]] = field(default_factory=list)
 
-    def sum(self, work: Message | None = None) -> Any:
+    def sum(self, work: Message | None = None, solver: Any = SOLVER, round: int = 0) -> Any:
         """The mean update; None if the round has no result."""
-        fed = Federation(range(4), 0, 0, 4, protocol=Masking(active=True, threshold=0.7))
+        fed = Federation(range(4), round, 0, 4, protocol=Masking(active=True, threshold=0.7))
         w = torch.linspace(-1, 1, 8, dtype=torch.float32)
         payload = {"model": {"w": w, "stats": torch.zeros(0), "counts": torch.zeros(0, dtype=torch.int64)}}
         payload |= {} if work is None else {"work": work}
         try:
-            reduced = complete(drive(fed.reduce(SOLVER, payload, uniform=True), "round"), self._gather)
+            reduced = complete(drive(fed.reduce(solver, payload, uniform=True), "round"), self._gather)
         except RoundAborted:
             return None
         return reduced.mean("w")
@@ -279,3 +280,26 @@ def test_a_run_with_different_work_says_so() -> None:
         hansa.simulate(hansa.FedAvg(), task, privacy={"secure": "masking"}, **run)
     curious = {"secure": "masking", "active": False}
     assert hansa.simulate(hansa.FedAvg(), task, privacy=curious, **run).history[0]["replies"] == 3
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [hansa.build("local", "plus", inner=SOLVER), Packed(SOLVER, hansa.build("transform", "error-feedback", inner={
+        "name": "rand-k", "k": 2, "shared": True, "scaled": False}))],
+    ids=["own model", "error feedback"],
+)  # fmt: skip
+def test_no_sum_builds_on_memory_that_only_one_party_has(homes: list[Home], solver: Any) -> None:
+    aggregator = Aggregator(homes)
+    assert aggregator.sum(solver=solver) is not None
+    for home in homes[1:]:
+        home.tip = None  # "your reply was not used"
+    aggregator.sum(solver=solver, round=1)
+    first, second = (reply for op, party, reply in aggregator.said if op == "secure-masked" and party == ANN)
+    assert not isinstance(first, str)
+    assert isinstance(second, str) and "depend on what this party remembers of earlier asks" in second
+
+
+def test_memory_that_a_reply_does_not_depend_on_is_no_reason_to_refuse(homes: list[Home]) -> None:
+    solver, aggregator = hansa.build("local", "ditto", inner=SOLVER), Aggregator(homes)
+    sums = [aggregator.sum(solver=solver, round=round) for round in range(2)]
+    assert all(mean is not None for mean in sums) and aggregator.reasons() == ""

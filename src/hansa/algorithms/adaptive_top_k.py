@@ -66,9 +66,7 @@ class SettleTopK(Op):
         at, objective = torch.from_numpy(rows).to(x.device), party.objective
         x, y = x[at], y[at]
         outputs = [objective.outputs(model._replace(w=w), x) for w in (model.w, *changed)]
-        losses = torch.stack(
-            [party.weighted(objective.loss_of(output, y), at).double().mean() for output in outputs]
-        )
+        losses = torch.stack([party.weighted(objective.loss_of(output, y), at).double().mean() for output in outputs])
         kept = memory_entries(self.key, returned(before, payload["used_places"]))
         return Reply({"losses": losses.cpu()}), {**memory, **kept}
 

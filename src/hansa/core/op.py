@@ -290,6 +290,9 @@ class Op(Part):
     scores_people: ClassVar[bool] = False  # whether replies tell the aggregator about single people, whom it names
     divides: ClassVar[bool] = False  # whether its sum tells groups of parties apart, of which one may have one party
     counts: ClassVar[frozenset[str]] = frozenset()  # vectors beside the update that have no negative numbers
+    # Whether the reply may depend on what the party remembers of earlier asks, which the aggregator chose. A party with
+    # `active` then refuses: a sum does not hide the reply if the others remember something else.
+    recalls: ClassVar[bool] = True
     entries: ClassVar[Entries | None] = None  # what it reads from its payload (`core.entries`); None: not stated
     # What one sample adds at most to each tensor of a reply that is a sum over samples; empty for other replies. Such
     # replies are summed with the weight 1, and their weight is the number of samples (`core.sample_bounds`).
@@ -325,6 +328,10 @@ class Op(Part):
         A reply with a larger value is rejected. In a secure sum it is the range of the values.
         """
         return None
+
+    def builds_on(self, memory: Memory) -> bool:
+        """Whether the reply may depend on this memory of earlier asks."""
+        return self.recalls and bool(memory)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         """Raise a PartyError for a request that cannot be answered, whatever the samples are.

@@ -69,6 +69,11 @@ def predictor_entries(name: str) -> Entries | None:
     return lookup("predictor", name).entries  # type: ignore[attr-defined, no-any-return]
 
 
+def recalls(name: str) -> bool:
+    """Whether the outputs of a predictor may depend on a party's memory."""
+    return lookup("predictor", name).own is not Predictor.own  # type: ignore[attr-defined]
+
+
 def check_prediction(name: str, payload: Payload, sizes: Sizes, within: bool = False) -> None:
     """Raise a PartyError for the payload of a predictor; `within` if it is an entry of another payload."""
     predictor: Predictor = build("predictor", name)
@@ -134,6 +139,10 @@ class Evaluate(Op):
     @property
     def entries(self) -> Entries | None:  # type: ignore[override]
         return predictor_entries(self.predictor)
+
+    @property
+    def recalls(self) -> bool:  # type: ignore[override]
+        return recalls(self.predictor)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         check_prediction(self.predictor, payload, sizes)

@@ -44,6 +44,10 @@ class Wrapper(Op):
         self.inner.check_ask(payload, sizes)
 
     @property
+    def recalls(self) -> bool:  # type: ignore[override]
+        return self.inner.recalls
+
+    @property
     def update(self) -> str | None:  # type: ignore[override]
         return self.inner.update
 

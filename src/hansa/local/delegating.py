@@ -70,6 +70,10 @@ class Delegating(LocalSolver):
         return self.inner.ranges
 
     @property
+    def recalls(self) -> bool:  # type: ignore[override]
+        return self.inner.recalls or self.own_run or type(self).remember is not Delegating.remember
+
+    @property
     def budget(self) -> Budget | None:
         return self.inner.budget
 

@@ -50,6 +50,10 @@ class TwoModels(Delegating):
         one = self.inner.release(n, payload)
         return replace(one, times=2 * one.times)
 
+    @property
+    def recalls(self) -> bool:  # type: ignore[override]
+        return self.inner.recalls  # the own model changes nothing of the reply
+
     def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         return remember(self.inner.remember(spec, initial), initial)
 

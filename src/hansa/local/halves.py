@@ -33,6 +33,7 @@ class Halves(SGD):
     party's first round. Only the update of the global model is sent.
     """
 
+    recalls: ClassVar[bool] = False  # the own models change nothing of the reply
     partner: ClassVar[tuple[str, str] | None] = ("optimal-averaging", "which averages the models")
     entries = SGD.entries
 

@@ -46,6 +46,10 @@ class Mixed(Delegating):
     def share(self, payload: Payload) -> float:
         return 1.0 + self.inner.share(payload)
 
+    @property
+    def recalls(self) -> bool:  # type: ignore[override]
+        return self.inner.recalls  # the own model changes nothing of the reply
+
     def remember(self, spec: ParamSpec, initial: Params) -> Memory:
         number = torch.zeros((), dtype=spec.dtype)
         own = {OWN: torch.zeros(spec.dim, dtype=spec.dtype), ALPHA: number + self.alpha, BEGUN: number}

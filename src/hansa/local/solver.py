@@ -32,6 +32,7 @@ from hansa.plumbing.stopping import go_on
 Carry = dict[str, Tensor]  # state of a solver between the steps of one round
 Sampler = Literal["shuffle", "full", "poisson"]  # how the samples of a step are selected
 AGE = Number(whole=True, least=0, optional=True)  # the age of a model, which its sender recognises in the answer
+LEAST_NOISE = 0.3  # the noise multiplier of DP-SGD below which a small batch hides almost nothing
 WORK = ("lr", "batch", "epochs", "steps")  # fields that an ask may set for a single party
 
 
@@ -59,6 +60,7 @@ class LocalSolver(Op):
     own_batches: ClassVar[bool] = False  # `batches` or `count`: engines must list each party's batches
     own_finish: ClassVar[bool] = False  # `finish` or `report`: engines must call them for each party
     own_run: ClassVar[bool] = False  # `run`, `train` or `drawn`: engines must train one party at a time
+    own_memory: ClassVar[bool] = False  # `remember`, `run`, `train` or `drawn`: replies may depend on the memory
     entries: ClassVar[Entries | None] = stated(model=MODEL, work=WORK_ENTRY, version=AGE, age=AGE)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -67,6 +69,7 @@ class LocalSolver(Op):
         cls.own_batches = _overrides(cls, "batches", "count")
         cls.own_finish = _overrides(cls, "finish", "report")
         cls.own_run = _overrides(cls, "run", "train", "drawn")
+        cls.own_memory = cls.own_run or _overrides(cls, "remember")
         if _depth(cls, "step_rule") > min(_depth(cls, "step"), _depth(cls, "direction")):
             cls.step_rule = LocalSolver.step_rule  # type: ignore[method-assign]
         if _depth(cls, "step_in_place") > _depth(cls, "step"):
@@ -75,6 +78,10 @@ class LocalSolver(Op):
     @property
     def vectors(self) -> tuple[str, ...]:
         return self.sends
+
+    @property
+    def recalls(self) -> bool:  # type: ignore[override]
+        return self.own_memory
 
     def check(self, spec: ParamSpec) -> None:
         """Raise ConfigError for a model that the solver cannot train. Called before the run starts."""
@@ -177,8 +184,7 @@ class LocalSolver(Op):
         """The indices of the samples of each step at a party.
 
         Poisson sampling draws from the party's secret, if it has one: its privacy guarantee holds only while nobody
-        knows which samples joined a step. With a privacy floor, so do shuffled epochs (`Party.rows_key`). NotAdmitted
-        if a solver with batches of its own uses fewer samples than the floor allows.
+        knows which samples joined a step. With a privacy floor, so do shuffled epochs (`Party.rows_key`).
         """
         n = party.n
         if self.sampler == "poisson" and party.secret:
@@ -186,16 +192,30 @@ class LocalSolver(Op):
         if self.sampler != "shuffle" or not party.rows_secret:
             return self.batches(n, party.seed, party.round, party.id)
         key = party.rows_key("batches", 0)
-        if not self.own_batches:
-            return self._shuffled(n, key, party.min_drawn)
-        out = self.batches(n, key, party.round, party.id)
-        fewest = min(party.min_drawn, n)
-        if fewest and (min(map(len, out)) < fewest or len(np.unique(np.concatenate(out))) < n):
+        own = self.own_batches
+        return self.batches(n, key, party.round, party.id) if own else self._shuffled(n, key, party.min_drawn)
+
+    def _check_batches(self, party: Party) -> None:
+        """NotAdmitted if the steps use fewer samples than a party's privacy floor allows, and `drawn` does not mend it.
+
+        Of a solver with batches of its own, it may be known which samples it leaves out. Poisson sampling draws the
+        batches that its accountant knows; without noise they must be large.
+        """
+        fewest = min(party.min_drawn, party.n)
+        if fewest and self.sampler == "poisson":
+            noise = 0.0 if self.budget is None else self.release(party.n, {}).noise
+            if noise < LEAST_NOISE and self.rate_of(party.n) * party.n < fewest:
+                raise NotAdmitted(
+                    f"its policy requires batches of at least {fewest} samples where there is little noise"
+                )
+        if not fewest or self.sampler == "poisson" or not self.own_batches:
+            return
+        batches = self.batches(party.n, 0, 0, 0)
+        if min(map(len, batches)) < fewest or len(np.unique(np.concatenate(batches))) < party.n:
             raise NotAdmitted(
                 f"its policy requires that each step of {self.name!r} uses at least {fewest} samples, and that the "
                 "steps together leave out none"
             )
-        return out
 
     def _joining(self, n: int, draw: Callable[[int], np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         """The samples of each step, drawn by its number."""
@@ -260,11 +280,12 @@ class LocalSolver(Op):
         if "work" in payload:
             rest = {name: value for name, value in payload.items() if name != "work"}
             return self.at(payload["work"]).train(party, rest, memory, rule)
-        batches = self.drawn(party) if party.n else []
+        self._check_batches(party)
         x, y = party.rows("train")
         objective = party.objective
         model = Params(*(payload["model"][name].to(objective.device) for name in Params._fields))
         self.prepare(objective, x if isinstance(x, Tensor) else x[:1], y)
+        batches = self.drawn(party)
         load = functools.cache(lambda: Batch(whole(x), y, None))
         base = rng.folded(rng.key(party.seed, "step", party.round), party.id)
         keys = rng.step_keys(base, len(batches)).to(objective.device)

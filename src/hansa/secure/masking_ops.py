@@ -245,6 +245,9 @@ class SecureMasked(Encoded):
     def before(self, party: Party, payload: Payload, memory: Memory) -> Payload:
         return _inner(payload)
 
+    def builds_on(self, memory: Memory) -> bool:
+        return super().builds_on(sum_memory.cleared(memory))
+
     def checked(self, party: Party, payload: Payload, memory: Memory) -> Opened:
         here, transcript = _opened_session(party, memory), sum_memory.read(memory, "bond")
         secrets, own = _keys(here), sum_memory.read(memory, "public")

@@ -16,7 +16,7 @@ from hansa.core.entries import Entries, Sizes
 from hansa.core.federation import Federation
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.plain_data import build
-from hansa.core.predictor import Predictor, check_prediction, predictor_entries
+from hansa.core.predictor import Predictor, check_prediction, predictor_entries, recalls
 from hansa.core.quantities import BatchSize, Count
 from hansa.core.registry import register
 from hansa.numerics import rng
@@ -36,6 +36,10 @@ class Loss(Op):
     @property
     def entries(self) -> Entries | None:  # type: ignore[override]
         return predictor_entries(self.predictor)
+
+    @property
+    def recalls(self) -> bool:  # type: ignore[override]
+        return recalls(self.predictor)
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         check_prediction(self.predictor, payload, sizes)

@@ -27,6 +27,7 @@ class BySamples(Op):
     """
 
     measures: ClassVar[frozenset[str] | None] = frozenset({"empty"})
+    recalls: ClassVar[bool] = False
     entries = stated()
 
     def run(self, party: Party, payload: Payload, memory: Memory) -> tuple[Reply, Memory]:

@@ -143,6 +143,10 @@ class Packed(PackingOp):
     def vectors(self) -> tuple[str, ...]:
         return ()  # they are packed already
 
+    @property
+    def recalls(self) -> bool:  # type: ignore[override]
+        return self.transform.remembers or self.inner.recalls
+
     def _memory_name(self, vector: str) -> str:
         return f"{self.transform.name}/{unwrap(self)[1].name}/{vector}"
 

@@ -16,7 +16,7 @@ from hansa.classical.trees import gradients
 from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.ensemble import SumsAsker, TreeEnsemble
 from hansa.classical.trees.growth import Growth
-from hansa.classical.trees.histograms import GradientHistograms
+from hansa.classical.trees.histograms import GradientHistograms, history
 from hansa.classical.trees.private import SIGMAS, PrivateHistograms
 from hansa.classical.trees.splits import SplitRule
 from hansa.classical.trees.table import TreeArrays, TreeTable
@@ -191,6 +191,8 @@ class _RoundSums(SumsAsker):
     def answered(self, got: Reduced) -> None:
         if isinstance(self.op, PrivateHistograms):
             self.op = replace(self.op, ask=self.op.ask + 1)
+        if "before" in self.payload:
+            self.payload["history"] = history(self.payload)
         if self.payload.pop("before", None) is None or "held" not in got.sums:
             return
         held = int(got.sums["held"])

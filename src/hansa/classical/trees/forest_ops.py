@@ -58,6 +58,7 @@ class ForestSums(TreeOp):
     key: Seed = 0
     drawn: bool = True
     min_rows: AnyCount = 1
+    recalls: ClassVar[bool] = False
 
     @property
     def outputs(self) -> int:  # type: ignore[override]
@@ -223,7 +224,8 @@ class OutOfBag(ForestSums):
         same = known is not None and known.shape == (len(labels), width + 1) and int(memory[DATA]) == own.digest
         seen = int(memory[SEEN]) if same else 0
         votes = np.zeros((len(labels), width + 1))
-        if same and known is not None and seen <= self.first:
+        # In a sum that must hide the reply, votes of trees that only this party was sent must not count.
+        if same and known is not None and seen <= self.first and not party.min_drawn:
             votes = known.cpu().numpy().copy()
         else:
             seen = 0

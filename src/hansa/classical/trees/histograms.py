@@ -15,12 +15,13 @@ from hansa.classical.trees import gradients as losses_of
 from hansa.classical.trees.bins import BINS, Bins
 from hansa.classical.trees.coded import Coded, coded
 from hansa.classical.trees.table import TREES, TreeArrays
-from hansa.core.entries import WHOLE, Entries, Number, Shaped, Sizes, check_size, extended, optional, stated
+from hansa.core.entries import BYTES, WHOLE, Entries, Number, Shaped, Sizes, check_size, extended, optional, stated
 from hansa.core.fields import Owner
 from hansa.core.op import Memory, Op, Party, Payload, Reply, Shape
 from hansa.core.quantities import SIZED, AnyCount, BelowOne, Seed, Share, Some
 from hansa.core.registry import register
 from hansa.core.sample_bounds import Bounds, PerSample, rescaled
+from hansa.plumbing import codec
 from hansa.plumbing.errors import NotAdmitted, PartyError
 from hansa.plumbing.stopping import go_on
 
@@ -30,7 +31,7 @@ MOST_NUMBERS = 2**26  # in a reply
 POINTS = Number(whole=True, least=0, most=2**16 - 1, optional=True)  # the resolution of surrogates
 Reach = Annotated[float, Meta(gt=0, lt=2.0**100, description="the largest absolute value"), Owner(0, 2.0**100)]
 UnitBits = Annotated[int, Meta(ge=1, le=40, description="of a whole number between 0 and the bound"), Owner(1, 64)]
-MARGIN, SEEN, DATA = "boosting/margins", "boosting/trees", "boosting/data"
+MARGIN, SEEN, DATA, HISTORY = "boosting/margins", "boosting/trees", "boosting/data", "boosting/history"
 
 
 def histograms(codes: Array, features: Array, bins: Bins, slot: Array, slots: int, statistics: Array) -> Array:
@@ -212,10 +213,11 @@ class GradientHistograms(TreeOp):
     """Sums of gradients, second derivatives and counts by node, feature and bin, at the present outputs of the model.
 
     `trees` is the number of earlier trees. A party remembers their outputs for its samples. The first ask of a round
-    sends all earlier trees (`before`), later ones rely on the memory. `held` is the share of samples that only measure
-    the model: the reply to the first ask has their loss, `loss`, and their number, `held`. `sample` is the share of
-    rows that a tree uses. Rows are drawn by `key` and the party (`Party.row_draws`). `points` is the resolution of
-    surrogates (`sketches.surrogates`); 0 for the samples themselves.
+    sends all earlier trees (`before`). Later ones rely on the memory, and name these trees by their hash (`history`): a
+    party whose sums must be hidden builds on no other trees than those of the last ask. `held` is the share of samples
+    that only measure the model: the reply to the first ask has their loss, `loss`, and their number, `held`. `sample`
+    is the share of rows that a tree uses. Rows are drawn by `key` and the party (`Party.row_draws`). `points` is the
+    resolution of surrogates (`sketches.surrogates`); 0 for the samples themselves.
     """
 
     loss: str = "logistic"
@@ -227,7 +229,9 @@ class GradientHistograms(TreeOp):
     sample: Share = 1.0
     key: Seed = 0
     min_rows: AnyCount = 1
-    entries = extended(TreeOp.entries, before=optional(TREES), base=Shaped(shape=(None,)))
+    recalls: ClassVar[bool] = False  # but for what `history` names
+    entries = extended(TreeOp.entries, before=optional(TREES), base=Shaped(shape=(None,)),
+                       history=Shaped(types=BYTES, shape=(32,), optional=True))  # fmt: skip
 
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         self._check_loss()
@@ -264,6 +268,10 @@ class GradientHistograms(TreeOp):
         seen = self.trees if "before" in payload else int(memory.get(SEEN, 0))
         if seen != self.trees:  # the number of asks that it answered is public
             raise NotAdmitted(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
+        if party.min_drawn and seen and "before" not in payload:
+            named = payload.get("history")
+            if named is None or not torch.equal(named, memory[HISTORY]):
+                raise NotAdmitted("it was sent other earlier trees than those that this ask names")
         held = party.draws(self.key, 0, self.held) if self.held else np.zeros(party.n, dtype=bool)
         drawn = party.draws(self.key, 1 + self.trees, self.sample) if self.sample < 1 else ~held
         party.check_drawn(drawn & ~held)
@@ -271,7 +279,7 @@ class GradientHistograms(TreeOp):
         bins = Bins.of(payload["bins"], int(np.prod(x.shape[1:])))
         own = coded(x, bins, self.points(payload))
         labels, used = self.labels(party, y)
-        margins, memory = self._margins(own, bins, payload, memory)
+        margins, memory = self._margins(party, own, bins, payload, memory)
         used &= ~held
         tensors = {}
         if "before" in payload:
@@ -295,7 +303,7 @@ class GradientHistograms(TreeOp):
         chosen = statistics[:, tree % statistics.shape[1]]
         return chosen[[0, 2]] if self.constant else chosen
 
-    def _margins(self, own: Coded, bins: Bins, payload: Payload, memory: Memory) -> tuple[Array, Memory]:
+    def _margins(self, party: Party, own: Coded, bins: Bins, payload: Payload, memory: Memory) -> tuple[Array, Memory]:
         """The outputs of the earlier trees for the party's samples, and the memory with them."""
         base, before = self._base(payload), self._before(payload, bins)
         width = len(base)
@@ -304,14 +312,14 @@ class GradientHistograms(TreeOp):
         seen = int(memory[SEEN]) if same else 0
         if before is None:
             if (same and seen == self.trees) or not self.trees:
-                start = known if same and seen == self.trees else None
-                return self._start(start, base, own), memory
+                return self._start(known if self.trees else None, base, own), memory
             raise PartyError(f"it has the outputs of {seen} trees, and this ask is about tree {self.trees}")
-        if not same or seen > self.trees:
+        if not same or seen > self.trees or party.min_drawn:
             known, seen = None, 0
         margins = self._start(known, base, own)
         before.add_to(margins, own.codes, bins, seen)
-        kept = {MARGIN: torch.from_numpy(margins), SEEN: torch.tensor(self.trees), DATA: torch.tensor(own.digest)}
+        kept = {MARGIN: torch.from_numpy(margins), SEEN: torch.tensor(self.trees), DATA: torch.tensor(own.digest),
+                HISTORY: history(payload)}  # fmt: skip
         return margins, {**memory, **kept}
 
     def _base(self, payload: Payload) -> Tensor:
@@ -343,3 +351,9 @@ class GradientHistograms(TreeOp):
 
     def demands(self, n: int, payload: Payload) -> dict[str, int]:
         return {"steps": 1}
+
+
+def history(payload: Payload) -> Tensor:
+    """The hash of the outputs before an ask's tree: of the earlier trees and the output without trees."""
+    digest = codec.digest({"before": payload["before"], "base": payload["base"]})
+    return torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)

@@ -15,11 +15,11 @@ from hansa.core.quantities import AnyCount, Delta, Epsilon, Sigma
 from hansa.core.wrapper import unwrap
 from hansa.local.dp_sgd import DPSGD
 from hansa.local.finetune import FineTune, FineTunedPredictor
+from hansa.local.solver import LEAST_NOISE
 from hansa.net.party.evaluations import evaluates
 from hansa.net.party.op_parts import parts, signed
 from hansa.plumbing.errors import ConfigError
 
-LEAST_NOISE = 0.3  # the noise multiplier that `dp = true` alone requires: less hides almost nothing
 CURIOUS = "a curious aggregator that follows the protocol, not one that lies"  # as secure sums say it
 DECLINES = 20  # asks that a party may decline after it has read its samples, over all jobs
 

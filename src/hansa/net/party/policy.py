@@ -18,7 +18,7 @@ from torch import Tensor
 from hansa.core.data_op import DataOp
 from hansa.core.entries import Sizes, refuses_payload
 from hansa.core.fields import Owner, owner_of, stated_types
-from hansa.core.op import Op, Payload
+from hansa.core.op import Memory, Op, Payload
 from hansa.core.other_model import ARCHITECTURE, described
 from hansa.core.plain_data import check_numbers, fill, from_config
 from hansa.core.quantities import AnyCount, Count, Multiple
@@ -341,6 +341,21 @@ class Policy:
                 "reads from a payload; its class needs `entries` (hansa.core.entries)"
             )
         return refuses_payload(op, payload, sizes)
+
+    def refuses_memory(self, op: Op, memory: Memory) -> str | None:
+        """Why this party refuses to build a reply on its memory, or None. It is called before a sample is read.
+
+        The aggregator chooses who takes part in a sum and which memory each party builds on. With memory that only one
+        party has, a sum of signed masks shows the reply of this party.
+        """
+        hides = op.name.startswith("secure-") and not op.serves
+        if not (self.privacy.active and hides and op.builds_on(memory)):
+            return None
+        return (
+            f"its policy requires masked sums with signatures (privacy.active in party.toml), and a reply of "
+            f"{unwrap(op)[1].name!r} here would depend on what this party remembers of earlier asks, which such a sum "
+            "does not hide; use a method whose parties remember nothing between rounds"
+        )
 
     def payload(self, op: Op, payload: Payload) -> Payload:
         """The payload with the party's own learning rate, batch size and amount of work, where the op has them."""

@@ -211,6 +211,7 @@ class Worker:
         data.check(held_out=party.data.tests is None and bool(settings.get("party_test")))
         if self._policy.privacy.private and op.budget is not None:
             _check_stateless(party)
+        _admit_if(self._policy.refuses_memory(op, memory))
         _admit_if(op.refuses_request(message, memory, work.task.digest))
         inputs = self._input_digest(work, memory)  # after the checks: the memory may be as large as the model
         secret = hashlib.blake2b(inputs.encode(), digest_size=32, key=load_secret(self._folder)).digest()
