@@ -19,7 +19,7 @@ import hansa
 from hansa.classical.trees.bins import Bins
 from hansa.classical.trees.coded import coded
 from hansa.classical.trees.growth import Growth
-from hansa.classical.trees.histograms import GradientHistograms, histograms
+from hansa.classical.trees.histograms import GradientHistograms, histograms, history
 from hansa.classical.trees.sketches import QuantileSummary, summary, surrogates
 from hansa.classical.trees.splits import SplitRule, best_splits
 from hansa.classical.trees.table import TreeArrays, TreeTable
@@ -27,7 +27,7 @@ from hansa.core.entries import refuses_payload, sizes_of
 from hansa.core.op import Party, Reply
 from hansa.holdings.gateway import SampleGateway
 from hansa.numerics.objective import Objective
-from hansa.plumbing.errors import PartyError
+from hansa.plumbing.errors import NotAdmitted, PartyError
 from hansa.testing import same_bits
 
 RULE = SplitRule(outputs=1, constant=False, unit=1.0, unit_h=1.0)
@@ -205,6 +205,23 @@ def asked_of(result: hansa.Result) -> tuple[GradientHistograms, dict[str, Any]]:
     payload = {"bins": slots["bins"], "base": slots["base"], "before": slots["trees"], "trees": root.arrays().payload(),
                "slots": torch.tensor([[0, 0]]), "features": torch.arange(4)}  # fmt: skip
     return op, payload
+
+
+def test_hidden_sums_build_on_no_trees_that_one_party_alone_was_sent() -> None:
+    data = table(5, 60)
+    op, payload = asked_of(boosted([data], 1))
+    party, lied = party_of(data, min_drawn=10), {**payload["before"], "value": payload["before"]["value"] * 1e6}
+    (honest, memory), (_, other) = (
+        op.run(party, {**payload, "before": before}, {}) for before in (payload["before"], lied)
+    )
+    assert torch.equal(op.run(party, payload, other)[0].tensors["sums"], honest.tensors["sums"])
+    later = {**payload, "history": history(payload)}
+    del later["before"]
+    assert torch.equal(op.run(party, later, memory)[0].tensors["sums"], honest.tensors["sums"])
+    for message, before in ((later, other), ({**later, "history": history({**payload, "before": lied})}, memory)):
+        with pytest.raises(NotAdmitted, match="other earlier trees"):
+            op.run(party, message, before)
+    assert op.run(party_of(data), {**later, "history": torch.zeros(32, dtype=torch.uint8)}, memory)  # no floor
 
 
 def test_groups_of_fewer_rows_than_a_party_allows_are_counted_with_their_sibling() -> None:

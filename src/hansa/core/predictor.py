@@ -140,10 +140,6 @@ class Evaluate(Op):
     def entries(self) -> Entries | None:  # type: ignore[override]
         return predictor_entries(self.predictor)
 
-    @property
-    def recalls(self) -> bool:  # type: ignore[override]
-        return recalls(self.predictor)
-
     def check_ask(self, payload: Payload, sizes: Sizes) -> None:
         check_prediction(self.predictor, payload, sizes)
 

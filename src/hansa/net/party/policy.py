@@ -31,7 +31,7 @@ from hansa.local.sgd import SGD
 from hansa.local.solver import WORK, LocalSolver
 from hansa.net.party.approve_rules import Approve
 from hansa.net.party.broadcast import Broadcasts
-from hansa.net.party.evaluations import Evaluations
+from hansa.net.party.evaluations import Evaluations, evaluates
 from hansa.net.party.floor import Floor
 from hansa.net.party.op_parts import PACKED, metric_functions, models_in, parts, signed, unsealed
 from hansa.net.party.policy_template import TOML
@@ -348,7 +348,7 @@ class Policy:
         The aggregator chooses who takes part in a sum and which memory each party builds on. With memory that only one
         party has, a sum of signed masks shows the reply of this party.
         """
-        hides = op.name.startswith("secure-") and not op.serves
+        hides = op.name.startswith("secure-") and not op.serves and not evaluates(op)  # which has limits of its own
         if not (self.privacy.active and hides and op.builds_on(memory)):
             return None
         return (
