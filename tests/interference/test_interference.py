@@ -14,10 +14,12 @@ from releases import BUDGETED, DRAWERS, drawers, watched
 from twin_requests import Request, make, seeds
 from twins import TASK, Answered, Twin, masked_sum, preparer, samples
 
+from hansa.algorithms.adaptive_top_k import SettleTopK
 from hansa.core.ask import op_config, op_of
 from hansa.core.op import Op, Party, Payload, Reply
 from hansa.core.predictor import Evaluate
 from hansa.core.registry import registered
+from hansa.holdings.gateway import SampleGateway
 from hansa.kernel.grid import Grid
 from hansa.local import DPSGD, SGD
 from hansa.local.finetune import FineTune
@@ -30,6 +32,8 @@ from hansa.plumbing.errors import NotAdmitted, PartyError
 from hansa.secure.channel import Encoded
 from hansa.secure.masking import Masking
 from hansa.secure.paillier_sum import PaillierEncrypt
+from hansa.select.power_of_choice import Loss
+from hansa.transforms.error_feedback import ERROR, PLACES, VALUES
 
 SIZE = 2 * 30 + 2
 MODEL = {"w": torch.zeros(SIZE, dtype=torch.float64), "stats": torch.zeros(0, dtype=torch.float64),
@@ -159,10 +163,24 @@ def test_batches_under_a_floor_are_secret_and_large(party: Party, solver: SGD) -
         assert len({tuple(one[0]) for one in (public, batches, solver.drawn(other))}) == 3
 
 
+def alone(party: Party, row: int) -> Party:
+    x, y = party.samples("statistics")
+    return dataclasses.replace(party, data=SampleGateway((x[row : row + 1], y[row : row + 1])))
+
+
 def test_few_rows_under_a_floor_are_not_left_out_or_used_alone(party: Party) -> None:
     here = dataclasses.replace(party, rows_secret=b"1" * 32, min_drawn=10)
     assert [len(here.some_rows(5, size)) for size in (1, 12, 15, 23)] == [10, 12, party.n, party.n]
-    model = {"model": MODEL}
+    model = {"model": {**MODEL, "w": torch.randn(SIZE, dtype=torch.float64, generator=torch.manual_seed(0))}}
+    losses = [Loss(batch=batch).run(here, model, {})[0].tensors["loss"] for batch in (1, 10, 12)]
+    assert losses[0] == losses[1] != losses[2]
+    sent = {f"sent/{name}": torch.zeros(0) for name in (ERROR, VALUES)} | {f"sent/{PLACES}": torch.zeros(0).long()}
+    none = {f"{name}_values": torch.zeros(0) for name in ("used", "probe")}
+    none |= {f"{name}_places": torch.zeros(0).long() for name in ("used", "probe")}
+    settled = [SettleTopK("sent").run(one, {**model, **none}, sent)[0].tensors["losses"][0] for one in (party, here)]
+    each = [Loss().run(alone(party, row), model, {})[0].tensors["loss"] for row in range(party.n)]
+    assert any(torch.isclose(settled[0], loss) for loss in each)
+    assert not any(torch.isclose(settled[1], loss) for loss in each)
     for solver in (Halves(batch=4), DPSGD(batch=4, sigma=0.0)):
         with pytest.raises(NotAdmitted, match="its policy requires"):
             solver.run(here, model, {})
