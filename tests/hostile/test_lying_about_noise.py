@@ -12,9 +12,8 @@ from kit import Stage, experiment, samples
 from liars import Message, believe_everything, note, rewrite
 
 from hansa.core.budget import Release
-from hansa.net.aggregator import runtime
+from hansa.net.aggregator import reply_rules
 from hansa.privacy import spent
-from hansa.replies import replies
 
 FEATURES, RECORDS, SURE = 3, 40, 56.0  # a bias of 56 makes gradients of 5e-25, whose squares vanish in float32
 SIGMA, RATE = 4.0, 2e24
@@ -45,14 +44,14 @@ def asks_for_next_to_no_noise() -> None:
         payload = {"model": {**model, "w": w}, **({"work": work} if work else {})}
         return {**message, "op": {**ATTACK, **fields}, "payload": payload}
 
-    def read(reply, op, *rest):  # type: ignore[no-untyped-def]
+    def read(reply, *rest):  # type: ignore[no-untyped-def]
         if "w" in reply.tensors:
             note({"w": reply.tensors["w"]})
         return reply
 
     rewrite(change)
     believe_everything()
-    runtime.received = replies.received = read  # type: ignore[assignment]
+    reply_rules.received = read
 
 
 def recovered(w: torch.Tensor, x: Any) -> bool:

@@ -13,7 +13,7 @@ from liars import note, take_over
 
 from hansa.core.predictor import Evaluate
 from hansa.data.prepare import ColumnMoments
-from hansa.net.aggregator import runtime
+from hansa.net.aggregator import reply_rules, runtime
 from hansa.secure.masking import Masking
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ def reads_a_record() -> None:
         return state
 
     runtime.NetworkRuntime._offers = offer  # type: ignore[method-assign]
-    runtime.WEIGHT_CAP = 10**6  # weights are told as they are
+    reply_rules.WEIGHT_CAP = 10**6  # weights are told as they are
     take_over(round, "gather")
 
 

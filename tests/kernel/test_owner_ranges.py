@@ -46,7 +46,7 @@ PAYLOAD = {
                      "prefix", "data", "domain", "feature", "features", "edges", "child",
                      "sizes", "shape", "shapes", "outputs", "server",
                      "people", "batch", "columns", "step", "sums", "widths"), SHAPED),
-    **dict.fromkeys(("bins", "trees", "slots", "points", "before", "base"), TREES),
+    **dict.fromkeys(("bins", "trees", "slots", "points", "before", "history", "base"), TREES),
     "agreed": "where an evaluation cuts its counts; with scores of its own choice a model cuts them anywhere",
     **dict.fromkeys(("classes", "facts", "grid", "loss", "usual", "variance"), PREDICTS),
     **dict.fromkeys(("dim", "size"), LENGTH),
