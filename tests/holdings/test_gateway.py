@@ -46,7 +46,9 @@ NEVER = {"own-model", "own-belief", "route-keys", "deliver", *PREPARING, *MATCHI
 # Encrypted sums take minutes: their wrappers are checked by their code, see below.
 ENCRYPTED = {"secure-ckks", "secure-functional", "secure-paillier", "secure-threshold"}
 UNWATCHED = (
-    set[str]() if HAS_RBCL else {"psi-ask", "psi-answer", "psi-count", "link-filters", "fedv-batch", "tree-bins"}
+    set[str]()
+    if HAS_RBCL
+    else {"psi-size", "psi-ask", "psi-answer", "psi-count", "link-filters", "fedv-batch", "tree-bins"}
 )
 TALKS = {
     "split-train",
